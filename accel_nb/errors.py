@@ -1,0 +1,56 @@
+"""The exceptions of accel_nb. Each message says what was passed, why not, what to do, and what is here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AccelNbError(Exception):
+    """Any error that accel_nb raises on purpose."""
+
+
+class Refusal(AccelNbError):
+    """A request that cannot be carried out, told in four parts.
+
+    Attributes: `field` (the argument's name), `passed` (its value), `why`, `do` (the one fix), `here` (what is
+    available instead; may be empty).
+    """
+
+    def __init__(self, field: str, passed: Any, why: str, do: str, here: str = "") -> None:
+        self.field, self.passed, self.why, self.do, self.here = field, passed, why, do, here
+        super().__init__(field, passed, why, do, here)  # all of args: a refusal survives pickling
+
+    def __str__(self) -> str:
+        text = f"{self.field}={shown(self.passed)}: {self.why} {self.do}"
+        return f"{text} Here: {self.here}" if self.here else text
+
+
+class PlanError(Refusal, ValueError):
+    """A plan that cannot run here, or not at all."""
+
+
+class DataError(Refusal, ValueError):
+    """Data that no model should see as they are."""
+
+
+class AcceleratorError(AccelNbError, RuntimeError):
+    """The accelerator that was asked for is not the one that runs."""
+
+
+class RunFailed(AccelNbError, RuntimeError):
+    """A run that ended without a trained model; the text points to the cause."""
+
+
+class ProgramError(AccelNbError):
+    """A program that cannot be put together, for example from a model whose source cannot be found."""
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value as a message shows it: `repr`, cut to `limit` characters, with an array told by shape and type."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None and shape != ():
+        return f"<array of shape {tuple(shape)}, {dtype}>"
+    if isinstance(value, tuple | list) and any(hasattr(part, "shape") for part in value):
+        return "(" + ", ".join(shown(part, limit) for part in value) + ")"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
