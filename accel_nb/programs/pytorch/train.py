@@ -1,0 +1,449 @@
+"""Train a model with PyTorch. The data lies in data/, the trained model goes to repeat/model.pt.
+
+python train.py                trains and prints a line per epoch
+python train.py history.csv    also writes the loss of every step into that file
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import platform
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from models import cnn, mlp, resnet50
+from torch import nn
+
+# ---- settings
+MODEL = "mlp"  # mlp, cnn, resnet50, own
+MODEL_ARGS = {"layers": [512], "activation": "relu", "dropout": 0.2}
+INPUT_SHAPE = (784,)  # of one sample; images are (height, width, channels)
+OUTPUTS = 10  # classes, or numbers to predict
+TASK = "classification"  # or regression
+X_SCALE = 1.0  # the stored inputs are divided by this
+BATCH_SIZE = 128
+EPOCHS = 5
+OPTIMIZER = "adam"  # adam, adamw, sgd, rmsprop
+OPTIMIZER_ARGS = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+LEARNING_RATE = 0.001
+SCHEDULE = "constant"  # or cosine: falls to 0 over the run
+WARMUP_STEPS = 0  # steps in which the learning rate rises to its full value
+SEED = 0  # of the weights, the order of the samples and dropout
+ACCELERATOR = "cpu"  # cpu, gpu, mps
+DEVICE_INDEX = 0  # which GPU
+PRECISION = "fp32"  # fp32, tf32, bf16, fp16
+COMPILE = False  # torch.compile: a slow first step, then faster ones
+DETERMINISTIC = False  # only operations that give the same bits each time
+CUDNN_BENCHMARK = False  # let cuDNN try out which convolution is fastest
+DATA_ON_DEVICE = True  # False: read batches from the files while training
+DROP_LAST = False  # leave out the last, smaller batch of each epoch
+VALIDATION = True
+STRATEGY = "single"
+# ---- end of settings
+
+HERE = Path(__file__).parent
+BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
+
+
+def own_model() -> nn.Module:
+    """The place of your own model: gives (samples, OUTPUTS) for (samples, channels, height, width)."""
+    raise NotImplementedError("MODEL is 'own': write your model into own_model().")
+
+
+def build_model() -> nn.Module:
+    """A fresh model with random weights."""
+    if MODEL == "mlp":
+        model = mlp(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
+    elif MODEL == "cnn":
+        model = cnn(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
+    elif MODEL == "resnet50":
+        model = resnet50(INPUT_SHAPE, OUTPUTS)
+    elif MODEL == "own":
+        model = own_model()
+    return model
+
+
+def load_model(path: str | Path = HERE / "model.pt") -> nn.Module:
+    """The trained model, on the CPU, ready to use."""
+    model = build_model()
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return model.eval()
+
+
+def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The model's outputs, in float32, for a batch as it is stored."""
+    if X_SCALE == 1.0:
+        x = x.float()
+    if X_SCALE != 1.0:
+        x = x / X_SCALE  # whole numbers become float32 here
+    if MODEL != "mlp":
+        x = x.movedim(-1, 1)  # channels first by name, last in memory: the layout fastest for convolutions
+    if PRECISION in ("fp32", "tf32"):
+        outputs = model(x)
+    elif PRECISION == "bf16":
+        with torch.autocast(x.device.type, torch.bfloat16):
+            outputs = model(x)
+    elif PRECISION == "fp16":
+        with torch.autocast(x.device.type, torch.float16):
+            outputs = model(x)
+    return outputs.float()
+
+
+def layer_table(model: nn.Module, device: torch.device) -> list[list[Any]]:
+    """The layers as [name, kind, output shape, parameters], found by sending two empty samples through."""
+    layers = {}
+
+    def note(layer: nn.Module, _: Any, output: Any) -> None:
+        shape = list(output.shape[1:]) if isinstance(output, torch.Tensor) else []
+        size = sum(p.numel() for p in layer.parameters())
+        layers.setdefault(names[layer], [names[layer], type(layer).__name__, shape, size])
+
+    names = {layer: name for name, layer in model.named_modules() if not any(layer.children())}
+    hooks = [layer.register_forward_hook(note) for layer in names]
+    x = torch.zeros(2, *INPUT_SHAPE, device=device)
+    if MODEL != "mlp":
+        x = x.movedim(-1, 1)
+    with torch.no_grad():
+        if MODEL == "own":
+            try:
+                outputs = model.eval()(x)
+            except Exception as error:
+                raise ValueError(
+                    f"The model cannot take a batch of shape {tuple(x.shape)}: {error}"
+                ) from error
+            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if shape != (2, OUTPUTS):
+                raise ValueError(
+                    f"The model answers a batch of 2 with shape {shape}; it must be {(2, OUTPUTS)}."
+                )
+        else:
+            model.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return list(layers.values())
+
+
+def to_device(name: str, device: torch.device) -> torch.Tensor:
+    """An array of data/, as a tensor on the device."""
+    return torch.from_numpy(np.load(HERE / "data" / f"{name}.npy")).to(device)
+
+
+def batches_on_device(
+    x: torch.Tensor, y: torch.Tensor, order: np.ndarray
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of the samples in this order; the last one may be smaller."""
+    places = torch.from_numpy(order).to(x.device)
+    for rows, targets in zip(places.split(BATCH_SIZE), y[places].split(BATCH_SIZE), strict=True):
+        yield x.index_select(0, rows), targets
+
+
+def batches_from_files(
+    x: np.ndarray, y: np.ndarray, order: np.ndarray, size: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches of the samples in this order, read ahead by threads while earlier ones are used."""
+
+    def read(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
+        batch = torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
+        if ACCELERATOR == "gpu":
+            batch = batch[0].pin_memory(), batch[1].pin_memory()  # can be copied while the GPU computes
+        return batch
+
+    readers = ThreadPoolExecutor(max_workers=2)
+    try:
+        waiting: deque = deque()  # never more than four batches
+        for start in range(0, len(order), size):
+            waiting.append(readers.submit(read, order[start : start + size]))
+            if len(waiting) == 4:
+                yield tuple(part.to(device, non_blocking=True) for part in waiting.popleft().result())
+        while waiting:
+            yield tuple(part.to(device, non_blocking=True) for part in waiting.popleft().result())
+    finally:
+        readers.shutdown(cancel_futures=True)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
+    """Loss and accuracy over the whole validation set, each sample counted once."""
+    model.eval()
+    losses, hits = [], []
+    size = max(BATCH_SIZE, 256)
+    if DATA_ON_DEVICE:
+        batches = zip(x_val.split(size), y_val.split(size), strict=True)
+    else:
+        device = next(model.parameters()).device
+        batches = batches_from_files(x_val, y_val, np.arange(len(y_val)), size, device)
+    for x, y in batches:
+        outputs = forward(model, x)
+        if TASK == "classification":
+            losses.append(nn.functional.cross_entropy(outputs, y, reduction="sum"))
+            hits.append((outputs.argmax(1) == y).sum())
+        else:
+            losses.append(nn.functional.mse_loss(outputs, y, reduction="sum") / OUTPUTS)
+    measured = {"val_loss": sum(torch.stack(losses).tolist()) / len(y_val)}
+    if TASK == "classification":
+        measured["val_accuracy"] = sum(torch.stack(hits).tolist()) / len(y_val)
+    return measured
+
+
+def rate_factor(step: int, total_steps: int) -> float:
+    """The part of the base learning rate that is in force at a step, counted from 0."""
+    factor = 1.0
+    if SCHEDULE == "cosine":
+        done = max(0, step - WARMUP_STEPS) / max(1, total_steps - WARMUP_STEPS)
+        factor = (1 + math.cos(math.pi * done)) / 2
+    if WARMUP_STEPS > 0:
+        factor *= min(1.0, (step + 1) / WARMUP_STEPS)
+    return factor
+
+
+def save(content: Any, path: Path) -> None:
+    """Writes beside and renames, so that nobody ever meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    torch.save(content, beside)
+    beside.replace(path)
+
+
+def print_report(event: str, **values: Any) -> None:
+    """Prints one line per epoch."""
+    if event == "epoch":
+        names = ("loss", "accuracy", "val_loss", "val_accuracy")
+        numbers = "  ".join(f"{name} {values[name]:.4f}" for name in names if name in values)
+        print(f"epoch {values['epoch']}  {numbers}  {values['seconds']:.1f} s", flush=True)
+
+
+def csv_report(path: str | Path) -> Callable[..., None]:
+    """A report that prints, and writes every step to a CSV file at the end of each epoch."""
+    columns = ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy")
+    rows: list[dict[str, Any]] = []
+
+    def report(event: str, **values: Any) -> None:
+        print_report(event, **values)
+        if event == "batch":
+            for i, loss in enumerate(values["loss"]):
+                row = {"step": values["first"] + i, "epoch": values["epoch"], "loss": f"{loss:.9g}"}
+                if "accuracy" in values:
+                    row["accuracy"] = f"{values['accuracy'][i]:.9g}"
+                rows.append(row)
+        if event == "epoch":
+            rows[-1].update({name: f"{values[name]:.9g}" for name in columns[4:] if name in values})
+            with open(path, "w" if values["epoch"] == 1 else "a", newline="") as file:
+                writer = csv.DictWriter(file, columns)
+                if values["epoch"] == 1:
+                    writer.writeheader()
+                writer.writerows(rows)
+            rows.clear()
+
+    return report
+
+
+def no_control() -> dict[str, Any]:
+    """Nobody steers: no stop, no new learning rate."""
+    return {}
+
+
+def train(
+    report: Callable[..., None] = print_report,
+    control: Callable[[], dict[str, Any]] = no_control,
+    save_to: str | Path = HERE / "repeat",
+) -> None:
+    """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`."""
+    save_to = Path(save_to)
+    if DETERMINISTIC:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        torch.use_deterministic_algorithms(True)
+    if ACCELERATOR == "cpu":
+        device = torch.device("cpu")
+        device_name = platform.processor() or platform.machine()
+        versions = {"torch": torch.__version__}
+    elif ACCELERATOR == "gpu":
+        if torch.cuda.device_count() <= DEVICE_INDEX:
+            raise RuntimeError(
+                f"This run wants GPU {DEVICE_INDEX}, "
+                f"but PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs here."
+            )
+        device = torch.device("cuda", DEVICE_INDEX)
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = CUDNN_BENCHMARK
+        if PRECISION == "fp32":
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
+        elif PRECISION == "tf32":
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.allow_tf32 = True
+        device_name = torch.cuda.get_device_name(device)
+        versions = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    elif ACCELERATOR == "mps":
+        if not torch.backends.mps.is_available():
+            raise RuntimeError(
+                f"This run wants an Apple GPU, but PyTorch {torch.__version__} sees none here."
+            )
+        device = torch.device("mps")
+        device_name = "Apple GPU"
+        versions = {"torch": torch.__version__}
+
+    torch.manual_seed(SEED)
+    model = build_model().to(device)
+    if ACCELERATOR == "gpu" and MODEL != "mlp":
+        model.to(memory_format=torch.channels_last)
+    parameters = sum(p.numel() for p in model.parameters())
+    report("model", parameters=parameters, layers=layer_table(model, device))
+
+    if OPTIMIZER == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
+    elif OPTIMIZER == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
+    elif OPTIMIZER == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
+    elif OPTIMIZER == "rmsprop":
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
+    group = optimizer.param_groups[0]
+    if PRECISION == "fp16":
+        scaler = torch.amp.GradScaler(device.type)
+        skipped = 0  # steps in a row
+
+    if DATA_ON_DEVICE:
+        x_train, y_train = to_device("x_train", device), to_device("y_train", device)
+        if VALIDATION:
+            x_val, y_val = to_device("x_val", device), to_device("y_val", device)
+    else:
+        x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")
+        y_train = np.load(HERE / "data" / "y_train.npy", mmap_mode="r")
+        if VALIDATION:
+            x_val = np.load(HERE / "data" / "x_val.npy", mmap_mode="r")
+            y_val = np.load(HERE / "data" / "y_val.npy", mmap_mode="r")
+    val_samples = 0
+    if VALIDATION:
+        val_samples = len(y_val)
+    samples = len(y_train)  # used in each epoch
+    if DROP_LAST:
+        samples -= samples % BATCH_SIZE
+    batch_sizes = [min(BATCH_SIZE, samples - start) for start in range(0, samples, BATCH_SIZE)]
+    steps_per_epoch = len(batch_sizes)
+    if SCHEDULE != "constant" or WARMUP_STEPS > 0:
+        group["lr"] = LEARNING_RATE * rate_factor(0, EPOCHS * steps_per_epoch)
+    report(
+        "started",
+        device=str(device),
+        device_name=device_name,
+        versions=versions,
+        steps_per_epoch=steps_per_epoch,
+        train_samples=len(y_train),
+        val_samples=val_samples,
+        learning_rate=group["lr"],
+    )
+    if COMPILE:
+        model.compile(dynamic=False)  # in place: the names of the weights stay as they are
+        report("status", text="compiling")
+
+    base_rate = LEARNING_RATE
+    step = 0  # steps done
+    block = 1  # steps from one fetch of the losses to the next
+    for epoch in range(1, EPOCHS + 1):
+        order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
+        if DATA_ON_DEVICE:
+            batches = batches_on_device(x_train, y_train, order)
+        else:
+            batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
+        losses, accuracies = [], []  # since the last fetch, still on the device
+        epoch_losses, epoch_accuracies = [], []
+        seconds = 0.0
+        model.train()
+        for position, (x, y) in enumerate(batches):
+            if not losses:  # a block of steps begins
+                asked = control()  # may wait here: that is the pause
+                base_rate = asked.get("learning_rate", base_rate)
+                if asked.get("stop"):
+                    checkpoint = {
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "step": step,
+                        "epoch": epoch,
+                        "position": position,  # batches done in this epoch
+                        "learning_rate": base_rate,
+                        "random_cpu": torch.get_rng_state(),
+                    }
+                    if ACCELERATOR == "gpu":
+                        checkpoint["random_gpu"] = torch.cuda.get_rng_state(device)
+                    if PRECISION == "fp16":
+                        checkpoint["scaler"] = scaler.state_dict()
+                    save(checkpoint, save_to / "checkpoint.pt")
+                    report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
+                    save(model.cpu().state_dict(), save_to / "model.pt")
+                    return
+                block_began = time.perf_counter()
+            if SCHEDULE == "constant" and WARMUP_STEPS == 0:
+                group["lr"] = base_rate
+            else:
+                group["lr"] = base_rate * rate_factor(step, EPOCHS * steps_per_epoch)
+            outputs = forward(model, x)
+            if TASK == "classification":
+                loss = nn.functional.cross_entropy(outputs, y)
+                accuracies.append((outputs.argmax(1) == y).float().mean())
+            else:
+                loss = nn.functional.mse_loss(outputs, y)
+            losses.append(loss.detach())
+            optimizer.zero_grad()
+            if PRECISION == "fp16":
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                optimizer.step()
+            step += 1
+            if len(losses) < block and position + 1 < steps_per_epoch:
+                continue
+
+            # A block is done: fetch what was measured, all at once.
+            first = step - len(losses) + 1
+            measured = {"loss": torch.stack(losses).tolist()}
+            epoch_losses += measured["loss"]
+            if TASK == "classification":
+                measured["accuracy"] = torch.stack(accuracies).tolist()
+                epoch_accuracies += measured["accuracy"]
+            took = time.perf_counter() - block_began
+            seconds += took
+            block = max(1, min(10 * block, round(len(losses) * BLOCK_SECONDS / took)))
+            losses, accuracies = [], []
+            report("batch", epoch=epoch, first=first, **measured, learning_rate=group["lr"])
+            for number, value in enumerate(measured["loss"], start=first):
+                if PRECISION == "fp16":
+                    skipped = 0 if math.isfinite(value) else skipped + 1
+                    if 0 < skipped < 10:
+                        continue  # the scaler leaves out a step that overflows; ten in a row are a failure
+                if not math.isfinite(value):
+                    raise FloatingPointError(
+                        f"The loss is {value} at step {number} (epoch {epoch}). "
+                        "Try a smaller learning rate, or look for very large values in the data."
+                    )
+
+        measured = {"loss": float(np.average(epoch_losses, weights=batch_sizes))}
+        if TASK == "classification":
+            measured["accuracy"] = float(np.average(epoch_accuracies, weights=batch_sizes))
+        if VALIDATION:
+            began = time.perf_counter()
+            measured.update(evaluate(model, x_val, y_val))
+            seconds += time.perf_counter() - began
+        report("epoch", epoch=epoch, step=step, **measured, seconds=seconds)
+    save(model.cpu().state_dict(), save_to / "model.pt")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        train(csv_report(sys.argv[1]))
+    else:
+        train()
