@@ -37,7 +37,7 @@ class AcceleratorError(AccelNbError, RuntimeError):
     """The accelerator that was asked for is not the one that runs."""
 
 
-class RunFailed(AccelNbError, RuntimeError):
+class RunFailed(AccelNbError, RuntimeError):  # noqa: N818 - says what happened, as users read it
     """A run that ended without a trained model; the text points to the cause."""
 
 

@@ -1,0 +1,179 @@
+"""How worker processes start, and the spare one that has imported its framework before Train is pressed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+PACKAGE_PARENT = Path(__file__).resolve().parent.parent
+
+
+def owner() -> tuple[int, float]:
+    """The id of the present process and the time it was created (seconds), by which workers know it again."""
+    return os.getpid(), created_at(os.getpid())
+
+
+def created_at(pid: int) -> float:
+    """The time a process was created (seconds); 0 if it is gone already."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return float(psutil.Process(pid).create_time())
+    return 0.0
+
+
+def environment() -> dict[str, str]:
+    """The variables of a worker: this process's own, and a few that must be set before a framework is imported."""
+    env = dict(os.environ)
+    paths = [str(PACKAGE_PARENT), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    env["PYTHONUNBUFFERED"] = "1"
+    env["PYTHONIOENCODING"] = "utf-8"
+    env.setdefault("KERAS_BACKEND", "tensorflow")
+    # cuBLAS reads it when it starts; it only takes effect in runs that ask for deterministic algorithms
+    env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    env.pop("MPLBACKEND", None)  # a notebook's backend cannot be loaded outside its kernel
+    return env
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process of this kernel."""
+
+    framework: str
+    process: subprocess.Popen[bytes]
+    early_log: Path
+    created: float  # seconds; with the pid it names the process for good
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ended(self) -> int | None:
+        """Its exit code (negative: the signal that killed it), or None while it lives."""
+        return self.process.poll()
+
+    def give(self, directory: Path) -> None:
+        """Hand over a run. BrokenPipeError or OSError if the worker is dead."""
+        # the kernel's own folder stands in its path as ""
+        path = [os.path.abspath(part) for part in sys.path if not part.endswith(".zip")]
+        job = {"directory": str(directory), "sys_path": path, "early_log": str(self.early_log)}
+        pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
+        pipe.write(json.dumps(job).encode() + b"\n")
+        pipe.flush()
+
+    def kill(self) -> None:
+        """End it and what it started, for certain."""
+        kill_group(self.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.release()
+
+    def release(self) -> None:
+        """Close the pipe and drop the early log."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            self.early_log.unlink()
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to a worker and to all of its process group (a worker leads its own)."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
+def start(framework: str) -> Worker:
+    """A new worker; it imports the framework, then waits for a run."""
+    handle, name = tempfile.mkstemp(prefix="accel_nb-", suffix=".log")
+    pid, created = owner()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accel_nb.worker", framework, str(pid), repr(created)],
+            stdin=subprocess.PIPE,
+            stdout=handle,
+            stderr=handle,
+            env=environment(),
+            cwd=tempfile.gettempdir(),  # the kernel's folder may vanish, or hold a torch.py
+            start_new_session=True,  # the kernel's interrupt must not reach it
+        )
+    finally:
+        os.close(handle)
+    return Worker(framework, process, Path(name), created_at(process.pid))
+
+
+class Spares:
+    """At most one spare worker: that of the framework used or chosen last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare: Worker | None = None
+
+    def prepare(self, framework: str) -> None:
+        """Have a spare for this framework; one for another framework ends. Errors wait until a run needs it."""
+        with self._lock:
+            spare = self._spare
+            if spare is not None and spare.framework == framework and spare.ended() is None:
+                return
+            self._spare = None
+            if spare is not None:
+                spare.kill()
+            with contextlib.suppress(OSError):
+                self._spare = start(framework)
+
+    def take(self, framework: str) -> Worker:
+        """The spare if there is one for this framework, else a new worker."""
+        with self._lock:
+            spare, fits = self._spare, False
+            if spare is not None:
+                fits = spare.framework == framework and spare.ended() is None
+                if fits:
+                    self._spare = None
+        return spare if spare is not None and fits else start(framework)
+
+    def close(self) -> None:
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+
+
+spares = Spares()
+atexit.register(spares.close)
+
+
+def hand_over(framework: str, directory: Path) -> Worker:
+    """Give a run's directory to a worker; a spare that died meanwhile is replaced by a new one, once."""
+    worker = spares.take(framework)
+    try:
+        worker.give(directory)
+    except OSError:
+        worker.kill()
+        worker = start(framework)
+        worker.give(directory)
+    return worker
+
+
+def process_of(pid: int, created: float) -> Any | None:
+    """The psutil process of a worker that another kernel started, or None when it is gone."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if abs(process.create_time() - created) < 2 and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None

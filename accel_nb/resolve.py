@@ -1,0 +1,509 @@
+"""A Plan, looked at on this machine and with these data: every open choice made, with its reason, or refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from accel_nb import __version__, layers
+from accel_nb.errors import PlanError
+from accel_nb.plan import FRAMEWORKS, Plan, model_name
+
+NAMES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+# What cuDNN, cuBLAS and the framework itself take on a GPU beside the model: measured values are 300 to 600 MiB.
+DEVICE_OVERHEAD = 400 * 2**20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan needs to know of its data: of one sample the shape, and counts."""
+
+    name: str
+    label: str
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: str
+    scale: float
+    train_samples: int
+    val_samples: int
+    nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "input_shape": list(self.input_shape)}
+
+
+class Program(NamedTuple):
+    """`text` of program.py, and the content of model.pkl where the program reads a stored model."""
+
+    text: str
+    pickled: bytes | None
+
+
+@dataclass
+class Resolved:
+    """A plan with nothing left open.
+
+    Attributes
+    ----------
+    plan : the Plan, every field with its value.
+    reasons : field -> why this value, for each choice that was left to us.
+    notes : what a person should know before training; plain sentences.
+    table : the layers of a named model, with output shapes and parameters; empty for an own model.
+    parameters : their sum; None for an own model (the worker counts it).
+    memory_needed, memory_total, memory_free : bytes on the device; 0 where unknown.
+    drop_last : whether each epoch leaves out its last, smaller batch.
+    """
+
+    asked: Plan
+    plan: Plan
+    facts: Facts
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    table: list[Any] = field(default_factory=list)
+    parameters: int | None = None
+    memory_needed: int = 0
+    memory_total: int = 0
+    memory_free: int = 0
+    drop_last: bool = False
+    data_on_device: bool = True
+    gpu: int | None = None  # the card's index as the driver counts, for the meter
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self.facts.to_dict()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        full, rest = divmod(self.facts.train_samples, self.plan.batch_size)
+        return full if self.drop_last else full + (rest > 0)
+
+    def dataset(self) -> Any:
+        """The data themselves, loaded once."""
+        return dataset_of(self.plan)
+
+    def settings(self) -> dict[str, Any]:
+        """The values of the program's settings block."""
+        plan, facts = self.plan, self.facts
+        kind, _, index = plan.accelerator.partition(":")
+        own = not isinstance(plan.model, str)
+        return {
+            "MODEL": "own" if own else plan.model,
+            "MODEL_ARGS": {} if own else plan.model_args,
+            "INPUT_SHAPE": tuple(facts.input_shape),
+            "OUTPUTS": facts.outputs,
+            "TASK": facts.task,
+            "X_SCALE": float(facts.scale),
+            "BATCH_SIZE": plan.batch_size,
+            "EPOCHS": plan.epochs,
+            "OPTIMIZER": plan.optimizer,
+            "OPTIMIZER_ARGS": plan.optimizer_args,
+            "LEARNING_RATE": plan.learning_rate,
+            "SCHEDULE": plan.schedule,
+            "WARMUP_STEPS": plan.warmup_steps,
+            "SEED": plan.seed,
+            "ACCELERATOR": kind,
+            "DEVICE_INDEX": int(index or 0),
+            "PRECISION": plan.precision,
+            "COMPILE": plan.compile,
+            "DETERMINISTIC": plan.deterministic,
+            "CUDNN_BENCHMARK": plan.cudnn_benchmark,
+            "DATA_ON_DEVICE": self.data_on_device,
+            "DROP_LAST": self.drop_last,
+            "VALIDATION": facts.val_samples > 0,
+            "STRATEGY": plan.strategy,
+        }
+
+    def program(self) -> Program:
+        """The program that this plan runs."""
+        from accel_nb.export import program_text
+
+        plan, facts = self.plan, self.facts
+        kind, _, index = plan.accelerator.partition(":")
+        device = {"cpu": "the CPU", "mps": "the Apple GPU"}.get(kind, f"{kind.upper()} {index or 0}")
+        title = f"{NAMES[plan.framework]}: {model_name(plan.model)} on {facts.name}, on {device}."
+        if isinstance(plan.model, str):
+            return Program(program_text(plan.framework, self.settings(), title), None)
+        from accel_nb.own_model import own_model
+
+        own = own_model(plan.model, plan.model_args, input_shape=facts.input_shape, outputs=facts.outputs)
+        return Program(program_text(plan.framework, self.settings(), title, own.text), own.pickled)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What plan.json holds."""
+        return {
+            "accel_nb": __version__,
+            "asked": self.asked.to_dict(),
+            "plan": self.plan.to_dict(),
+            "reasons": self.reasons,
+            "notes": self.notes,
+            "data": self.data,
+            "parameters": self.parameters,
+            "memory_needed": self.memory_needed,
+            "steps_per_epoch": self.steps_per_epoch,
+            "gpu": self.gpu,
+        }
+
+
+_last_dataset: list[tuple[tuple[Any, ...], Any]] = []
+
+
+def dataset_of(plan: Plan) -> Any:
+    """The plan's Dataset; the one loaded last is kept, as Train is pressed again and again on the same data."""
+    from accel_nb.data import load
+
+    key = (id(plan.data), str(plan.data) if isinstance(plan.data, str) else "", repr(plan.data_args))
+    key = (*key, plan.validation, plan.seed)
+    if isinstance(plan.data, str) and not plan.data.endswith(".npz"):
+        key = (0, *key[1:])
+        for known, dataset in _last_dataset:
+            if known == key:
+                return dataset
+    dataset = load(plan.data, data_args=plan.data_args, validation=plan.validation, seed=plan.seed)
+    _last_dataset[:] = [(key, dataset)] if key[0] == 0 else []
+    return dataset
+
+
+def facts_of(plan: Plan) -> tuple[Facts, list[str]]:
+    """Facts on a plan's data, and notes on what was converted. Named sets are told without being loaded."""
+    from accel_nb import data
+
+    if isinstance(plan.data, str) and plan.data in data.NAMED:
+        told = data.describe(plan.data, data_args=plan.data_args, validation=plan.validation)
+        return (
+            Facts(
+                plan.data,
+                told.label,
+                tuple(told.input_shape),
+                told.classes,
+                "classification",
+                told.scale,
+                told.train_samples,
+                told.val_samples,
+                told.nbytes,
+            ),
+            [],
+        )
+    dataset = dataset_of(plan)
+    return (
+        Facts(
+            dataset.name,
+            dataset.label,
+            tuple(dataset.input_shape),
+            dataset.outputs,
+            dataset.task,
+            dataset.scale,
+            dataset.train_samples,
+            dataset.val_samples,
+            dataset.nbytes,
+        ),
+        list(dataset.notes),
+    )
+
+
+def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Facts | None = None) -> Resolved:
+    """Make every open choice of a plan, each with its reason; PlanError or DataError for what cannot run here.
+
+    `machine`, `diagnosis` and `facts` default to what is here: `machine()`, `diagnose()`, the plan's own data.
+    """
+    from accel_nb.diagnose import diagnose
+    from accel_nb.machine import machine as look
+
+    machine = look() if machine is None else machine
+    diagnosis = diagnose(machine) if diagnosis is None else diagnosis
+    notes: list[str] = []
+    if facts is None:
+        facts, notes = facts_of(plan)
+    made = Resolved(plan, plan, facts, notes=notes)
+    choices: dict[str, Any] = {}
+    for step in (_spread, _place, _precision, _compile, _cudnn, _rate, _batches):
+        choices.update(step(plan, made, machine, diagnosis, choices))
+    made.plan = _settled(plan, choices)
+    _model(made)
+    _memory(made, machine)
+    return made
+
+
+def _settled(plan: Plan, choices: dict[str, Any]) -> Plan:
+    from accel_nb.plan import plan_from_dict
+
+    return plan_from_dict({**plan._fields(), **choices})
+
+
+def _spread(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    for name, value in (("devices", plan.devices), ("nodes", plan.nodes)):
+        if value not in (None, 1):
+            raise PlanError(name, value, "This version trains on one device.", f"Pass {name}=1.")
+    if plan.strategy == "auto":
+        made.reasons["strategy"] = "one device"
+    return {"strategy": "single", "devices": 1}
+
+
+def _place(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    """The accelerator: what was asked for if the framework can use it, else the best one."""
+    framework = plan.framework
+    can = [kind for kind in ("gpu", "mps", "tpu", "cpu") if diagnosis.verdict(framework, kind).usable]
+    kind, _, number = plan.accelerator.partition(":")
+    if kind == "tpu":
+        verdict = diagnosis.verdict(framework, "tpu")
+        why = "This version trains on CPU, GPU and MPS." if verdict.usable else verdict.text
+        raise PlanError("accelerator", plan.accelerator, why, verdict.fix or "Pass 'auto'.", _here(diagnosis))
+    if not diagnosis.verdict(framework, "cpu").usable:
+        verdict = diagnosis.verdict(framework, "cpu")
+        raise PlanError("framework", framework, verdict.text, verdict.fix, _here(diagnosis))
+    if kind == "auto":
+        if "gpu" in can:
+            kind, number = "gpu", "0"
+            made.reasons["accelerator"] = "the GPU is usable, and the fastest here"
+        elif "mps" in can:
+            kind = "mps"
+            made.reasons["accelerator"] = "the Apple GPU is usable, and faster than the CPU"
+        else:
+            kind = "cpu"
+            made.reasons["accelerator"] = f"no GPU: {diagnosis.verdict(framework, 'gpu').text}"
+    elif kind not in can:
+        verdict = diagnosis.verdict(framework, kind)
+        raise PlanError("accelerator", plan.accelerator, verdict.text, verdict.fix, _here(diagnosis))
+    if kind != "gpu":
+        return {"accelerator": kind}
+    cards = machine.visible_gpus
+    index = int(number or 0)
+    if index >= len(cards):
+        here = ", ".join(f"gpu:{i} ({card.name})" for i, card in enumerate(cards))
+        raise PlanError(
+            "accelerator", plan.accelerator, f"There are {len(cards)} usable GPUs.", "Pass one of them.", here
+        )
+    made.gpu = cards[index].index
+    if plan.accelerator == "gpu" and len(cards) > 1:
+        made.reasons["accelerator"] = f"the first of {len(cards)} GPUs"
+    return {"accelerator": f"gpu:{index}"}
+
+
+def _here(diagnosis: Any) -> str:
+    usable = [
+        f"{NAMES[framework]} on {kind.upper()}"
+        for framework in FRAMEWORKS
+        for kind in ("gpu", "mps", "cpu")
+        if diagnosis.verdict(framework, kind).usable
+    ]
+    return ", ".join(usable) or "no framework that works"
+
+
+def _precision(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    kind = so_far["accelerator"].partition(":")[0]
+    asked = plan.precision
+    capability = None
+    if kind == "gpu":
+        capability = next((card.capability for card in machine.gpus if card.index == made.gpu), None)
+    allowed = precisions(plan.framework, kind, capability)
+    if asked == "auto":
+        if kind == "gpu" and not allowed["tf32"]:
+            made.reasons["precision"] = "this GPU has tensor cores for TF32: float32 range, faster products"
+            return {"precision": "tf32"}
+        made.reasons["precision"] = (
+            "exact and safe on every device; bf16 or fp16 are faster on GPUs that have them"
+        )
+        return {"precision": "fp32"}
+    if allowed[asked]:
+        here = ", ".join(name for name, why in allowed.items() if not why)
+        raise PlanError("precision", asked, allowed[asked], "Pass one that this device has.", here)
+    return {"precision": asked}
+
+
+def precisions(framework: str, kind: str, capability: tuple[int, int] | None) -> dict[str, str]:
+    """For each precision "" if the device has it, else why not.
+
+    TF32 and bfloat16 units came with NVIDIA's Ampere, compute capability 8.0; fp16 tensor cores with 7.0, fp16
+    arithmetic with 5.3 (CUDA C++ Programming Guide, "Compute Capabilities").
+    """
+    told = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), "")
+    if kind == "cpu":
+        told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
+        told["fp16"] = "float16 training needs a GPU; on a CPU bf16 is the short type."
+    elif kind == "mps":
+        told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
+        told["bf16"] = "Not every Apple GPU has bfloat16."
+        if framework == "tensorflow":
+            told["fp16"] = "TensorFlow's Apple plug-in has no tested mixed precision."
+    elif capability is not None and capability < (8, 0):
+        old = f"This GPU has compute capability {capability[0]}.{capability[1]}; {{}} came with 8.0."
+        told["tf32"], told["bf16"] = old.format("TF32"), old.format("bfloat16")
+        if capability < (5, 3):
+            told["fp16"] = f"This GPU has compute capability {capability[0]}.{capability[1]}; fp16 came with 5.3."
+    return told
+
+
+def _compile(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    kind = so_far["accelerator"].partition(":")[0]
+    refused = compile_refused(plan.framework, kind)
+    if plan.compile == "auto":
+        wants = kind == "gpu" and plan.model in ("cnn", "resnet50") and plan.epochs > 3
+        made.reasons["compile"] = (
+            refused or ("pays on a GPU over several epochs"
+            if wants
+            else "compiling takes longer here than it saves")
+        )
+        return {"compile": bool(wants and not refused)}
+    if plan.compile and refused:
+        raise PlanError("compile", True, refused, "Pass False or 'auto'.")
+    return {"compile": bool(plan.compile)}
+
+
+def compile_refused(framework: str, kind: str) -> str:
+    """Why a model cannot be compiled there; "" if it can."""
+    if framework == "tensorflow":
+        return "XLA does not work on TensorFlow's Apple plug-in." if kind == "mps" else ""
+    if kind == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
+        return "torch.compile on a CPU needs a C++ compiler, and there is none here."
+    if kind == "mps":
+        return "torch.compile on an Apple GPU is not ready in PyTorch."
+    return ""
+
+
+def _cudnn(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    gpu = so_far["accelerator"].startswith("gpu")
+    if plan.cudnn_benchmark == "auto":
+        made.reasons["cudnn_benchmark"] = (
+            "there is no cuDNN without an NVIDIA GPU"
+            if not gpu
+            else "off: deterministic is asked for"
+            if plan.deterministic
+            else "the shapes stay the same, so the trial pays"
+        )
+        return {"cudnn_benchmark": gpu and not plan.deterministic}
+    if plan.cudnn_benchmark and plan.deterministic:
+        raise PlanError(
+            "cudnn_benchmark",
+            True,
+            "The fastest algorithm of a trial may differ from run to run, and deterministic is asked for.",
+            "Pass one of the two.",
+        )
+    if plan.cudnn_benchmark and not gpu:
+        made.notes.append("cudnn_benchmark has no effect without an NVIDIA GPU.")
+    return {"cudnn_benchmark": bool(plan.cudnn_benchmark)}
+
+
+def _rate(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    from accel_nb.plan import LEARNING_RATES
+
+    if plan.learning_rate is not None:
+        return {}
+    made.reasons["learning_rate"] = f"the usual one for {plan.optimizer}"
+    return {"learning_rate": LEARNING_RATES[plan.optimizer]}
+
+
+def _batches(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+    choices: dict[str, Any] = {}
+    samples = made.facts.train_samples
+    if os.environ.get("ACCEL_NB_QUICK", "") not in ("", "0") and plan.epochs > 2:
+        choices["epochs"] = 2
+        made.reasons["epochs"] = f"2 instead of {plan.epochs}: ACCEL_NB_QUICK is set"
+    if plan.batch_size > samples:
+        made.notes.append(
+            f"The batch of {plan.batch_size} is larger than the {samples} training samples: one step an epoch."
+        )
+    rest = samples % plan.batch_size
+    norm = plan.model in ("cnn", "resnet50") or not isinstance(plan.model, str)
+    if rest == 1 and norm:
+        if samples == 1:
+            raise PlanError(
+                "data",
+                made.facts.label,
+                "There is one training sample, and batch normalisation needs two in a batch.",
+                "Pass more samples.",
+            )
+        made.drop_last = True
+        made.reasons["drop_last"] = "the last batch would hold one sample, which batch normalisation cannot use"
+        made.notes.append(
+            "Each epoch leaves out one sample, another each time: " + made.reasons["drop_last"] + "."
+        )
+        if samples < plan.batch_size:
+            raise PlanError(
+                "batch_size", plan.batch_size, "No full batch is left.", f"Pass at most {samples - 1}."
+            )
+    epochs = choices.get("epochs", plan.epochs)
+    total = made.steps_per_epoch * epochs
+    if plan.warmup_steps >= total and plan.warmup_steps > 0:
+        if "epochs" in choices:
+            choices["warmup_steps"] = total - 1
+        else:
+            raise PlanError(
+                "warmup_steps",
+                plan.warmup_steps,
+                f"The whole run has {total} steps.",
+                "Pass fewer.",
+                f"{made.steps_per_epoch} steps an epoch, {epochs} epochs",
+            )
+    return choices
+
+
+def _model(made: Resolved) -> None:
+    from accel_nb.own_model import framework_of
+
+    plan, facts = made.plan, made.facts
+    if not isinstance(plan.model, str):
+        other = framework_of(plan.model)
+        if other is not None and other != plan.framework:
+            raise PlanError(
+                "model",
+                model_name(plan.model),
+                f"It is a {NAMES[other]} model, and the framework is {NAMES[plan.framework]}.",
+                f"Pass framework={other!r}.",
+            )
+        return
+    if plan.model != "mlp":
+        if len(facts.input_shape) != 3:
+            raise PlanError(
+                "model",
+                plan.model,
+                f"It looks at images, and one sample here has the shape {facts.input_shape}.",
+                "Pass model='mlp', or data of shape (samples, height, width, channels).",
+            )
+        least = layers.least_size(plan.model, plan.model_args)
+        if min(facts.input_shape[:2]) < least:
+            height, width, _ = facts.input_shape
+            raise PlanError(
+                "model",
+                plan.model,
+                f"It needs images of at least {least}×{least}, and these are {height}×{width}.",
+                "Pass larger images or a smaller model." if plan.model == "resnet50" else "Pass fewer filters.",
+            )
+        if plan.model == "resnet50" and min(facts.input_shape[:2]) < 32:
+            made.notes.append("ResNet50 works on 32×32 and more: the images get a border of zeros.")
+    made.table = layers.layer_table(plan.model, facts.input_shape, facts.outputs, plan.model_args, plan.framework)
+    made.parameters = sum(layer.parameters for layer in made.table)
+
+
+def _memory(made: Resolved, machine: Any) -> None:
+    plan, facts = made.plan, made.facts
+    kind = plan.accelerator.partition(":")[0]
+    made.memory_total, made.memory_free = machine.cpu.memory_total, machine.cpu.memory_free
+    if kind == "gpu":
+        card = next(card for card in machine.gpus if card.index == made.gpu)
+        made.memory_total, made.memory_free = card.memory_total, card.memory_free
+    need = 0
+    if made.table:
+        batch = min(plan.batch_size, facts.train_samples)
+        need = layers.memory_needed(made.table, batch, plan.optimizer, plan.precision, 0)
+    extra = DEVICE_OVERHEAD if kind == "gpu" else 0
+    room = made.memory_free or made.memory_total
+    made.data_on_device = not room or facts.nbytes + need + extra < 0.7 * room
+    if not made.data_on_device:
+        made.reasons["data_on_device"] = (
+            "the data do not fit beside the model, so batches are read while it trains"
+        )
+    made.memory_needed = need + (facts.nbytes if made.data_on_device else 0)
+    if not made.table or not made.memory_total:
+        return
+    if need + extra > made.memory_total:
+        raise PlanError(
+            "batch_size",
+            plan.batch_size,
+            f"Training needs about {need / 2**30:.1f} GiB, and the device has {made.memory_total / 2**30:.1f} GiB.",
+            "Pass a smaller batch or a smaller model.",
+        )
+    if need + extra > room:
+        made.notes.append(
+            f"Training needs about {need / 2**30:.1f} GiB and {room / 2**30:.1f} GiB are free now: it may run out."
+        )

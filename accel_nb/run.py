@@ -1,0 +1,469 @@
+"""Run: one training run, seen from a kernel. Its truth is its directory; this object tails the events in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accel_nb import launch
+from accel_nb.errors import AccelNbError, RunFailed
+from accel_nb.history import History
+from accel_nb.loglines import split_log
+from accel_nb.plan import checked_learning_rate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENDED = ("done", "stopped", "failed")
+TAIL_PERIOD = 0.12  # seconds between looks at the events: about 8 a second
+SILENCE = 15.0  # seconds without a step after which the panel says so
+
+Listener = Callable[["Run"], None]
+
+
+class Run:
+    """A training run: started by `accel_nb.train` or the panel, or found again by `accel_nb.runs()`.
+
+    Attributes
+    ----------
+    directory : path of the run's directory.
+    plan : the resolved Plan, without own arrays or models.
+    reasons : field of the plan -> why its automatic choice was made.
+    history : History with a value per step; it grows while the run trains.
+    status : "starting", "running", "paused", "stopping", "done", "stopped" or "failed".
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory).absolute()
+        self.history = History()
+        self.error: dict[str, Any] | None = None
+        self.warnings: list[str] = []
+        self.started: dict[str, Any] = {}
+        self.layers: list[Any] = []
+        self.parameters: int | None = None
+        self.meter: dict[str, Any] = {}
+        self.activity = "starting the worker"
+        self._worker: launch.Worker | None = None
+        self._identity: tuple[int, float] | None = None
+        self._finished: dict[str, Any] | None = None
+        self._paused = False
+        self._stopping = self._killed = False
+        self._ended = threading.Event()
+        self._listeners: list[Listener] = []
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._offset, self._partial = 0, b""
+        self._last_step = time.monotonic()
+        self._control = {"seq": 0}
+        self._saved = json.loads((self.directory / "plan.json").read_text(encoding="utf-8"))
+
+    # ---- what it is
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def plan(self) -> Any:
+        from accel_nb.plan import plan_from_dict
+
+        return plan_from_dict(self._saved["plan"])
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """The resolved plan as stored: field -> value."""
+        return dict(self._saved["plan"])
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self._saved["reasons"])
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._saved["notes"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the run trains on: label, samples, shape, outputs."""
+        return dict(self._saved["data"])
+
+    @property
+    def program(self) -> str:
+        """The text of the program that ran."""
+        return (self.directory / "program.py").read_text(encoding="utf-8")
+
+    @property
+    def status(self) -> str:
+        self.refresh()
+        with self._lock:
+            if self._finished is not None:
+                return str(self._finished["status"])
+            if self._stopping:
+                return "stopping"
+            if self._paused:
+                return "paused"
+            return "running" if self.started else "starting"
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the program ran, in seconds; None while it runs."""
+        return None if self._finished is None else self._finished.get("seconds")
+
+    @property
+    def log(self) -> str:
+        """What the worker printed, without lines that are known to be harmless."""
+        with contextlib.suppress(OSError):
+            text = (self.directory / "log.txt").read_text(encoding="utf-8", errors="replace")
+            return "\n".join(split_log(text)[0])
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.status}, {self.history.summary()}>"
+
+    # ---- life
+
+    def begin(self, framework: str) -> None:
+        """Hand the directory to a worker and follow it."""
+        worker = launch.hand_over(framework, self.directory)
+        self._worker = worker
+        self._identity = (worker.pid, worker.created)
+        record = {"pid": worker.pid, "created": worker.created}
+        write_atomic(self.directory / "worker.json", json.dumps(record))
+        self.follow()
+
+    def follow(self) -> None:
+        """Tail the events in a thread until the run has ended."""
+        with self._lock:
+            if self._thread is not None or self._finished is not None:
+                return
+            self._thread = threading.Thread(target=self._tail, name=f"accel_nb {self.name}", daemon=True)
+            self._thread.start()
+
+    def attach(self) -> Run:
+        """For a run found in its directory: read what there is, follow it if its worker still lives."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            record = json.loads((self.directory / "worker.json").read_text(encoding="utf-8"))
+            self._identity = (int(record["pid"]), float(record["created"]))
+        self.refresh()
+        if self._finished is None:
+            self.follow()
+        return self
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener(run)` after each change (about 8 times a second at most) and at the end."""
+        with self._lock:
+            self._listeners.append(listener)
+        if self._finished is not None:
+            listener(self)
+
+    def unlisten(self, listener: Listener) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
+
+    def _tail(self) -> None:
+        while True:
+            gone = self._worker_gone()
+            changed = self.refresh()
+            if self._finished is None and gone is not None and not self.refresh():
+                self._lost(gone)
+                changed = True
+            if self._finished is not None:
+                break
+            if changed or self.silence is not None:
+                self._tell()
+            time.sleep(TAIL_PERIOD)
+        worker = self._worker
+        if worker is not None:
+            # the worker has said its last word; what keeps it alive now is a framework's own clean-up
+            deadline = time.monotonic() + 3
+            while worker.ended() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            worker.kill()
+        self._ended.set()
+        self._tell()
+        with self._lock:
+            self._listeners.clear()  # a finished run holds on to no panel
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(self)
+            except Exception as problem:
+                # a picture that cannot be drawn must end no training; it is told once, in the run
+                self.unlisten(listener)
+                self.warnings.append(f"The display failed: {type(problem).__name__}: {problem}")
+
+    def _worker_gone(self) -> int | str | None:
+        """None while the worker lives; else its exit code, or "unknown" when another kernel started it."""
+        if self._worker is not None:
+            return self._worker.ended()
+        if self._identity is not None and launch.process_of(*self._identity) is not None:
+            return None
+        return "unknown"
+
+    def _lost(self, code: int | str) -> None:
+        """The worker ended without a last word."""
+        if not self.directory.is_dir():
+            text = f"The run's directory was removed while it trained: {self.directory}"
+        elif code == 74:
+            free = shutil.disk_usage(self.directory).free
+            text = (
+                f"The run's directory cannot be written ({free / 2**20:.0f} MiB free on its disk). "
+                "Free some space, then train again."
+            )
+        elif isinstance(code, int) and code < 0:
+            try:
+                label = signal.Signals(-code).name
+            except ValueError:
+                label = f"signal {-code}"
+            text = f"The worker process was killed ({label})."
+            if label == "SIGKILL":
+                text += " If nobody did that, the system ran out of memory: try a smaller batch or model."
+        elif code == "unknown":
+            text = "The worker process is gone and left no last word; its kernel or its machine was shut down."
+        else:
+            text = f"The worker process ended at once (exit code {code})."
+        tail = self.log.strip().splitlines()[-15:]
+        self.error = {"kind": "WorkerLost", "text": text, "traceback": "\n".join(tail)}
+        self._finished = {"status": "failed", "step": len(self.history)}
+        if self._killed:
+            self.error = None
+            self.warnings.append("Ended at once on request: the curve is kept, the model is not.")
+            self._finished["status"] = "stopped"
+
+    def refresh(self) -> bool:
+        """Read what is new in the events; whether anything was."""
+        with self._lock:
+            try:
+                with (self.directory / "events.jsonl").open("rb") as file:
+                    file.seek(self._offset)
+                    new = file.read()
+            except OSError:
+                return False
+            if not new:
+                return False
+            self._offset += len(new)
+            *lines, self._partial = (self._partial + new).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    self._take(json.loads(line))
+            return bool(lines)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        self.history.add(event)
+        if kind == "batch":
+            self._last_step = time.monotonic()
+            self.activity = "training"
+        elif kind == "status":
+            self.activity = str(event.get("text", ""))
+            self._paused = self.activity == "paused"
+            self._last_step = time.monotonic()
+        elif kind == "started":
+            self.started, self.activity = event, "training"
+        elif kind == "model":
+            self.layers, self.parameters = event.get("layers", []), event.get("parameters")
+        elif kind == "meter":
+            self.meter = event
+        elif kind == "warning":
+            self.warnings.append(str(event.get("text", "")))
+        elif kind == "error":
+            self.error = event
+        elif kind == "finished":
+            self._finished = event
+
+    @property
+    def silence(self) -> float | None:
+        """Seconds since the last sign of life, once they are worth telling; None otherwise."""
+        quiet = time.monotonic() - self._last_step
+        return quiet if quiet > SILENCE and not self._paused and self._finished is None else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps planned for the whole run; None until the worker has told."""
+        steps = self.started.get("steps_per_epoch")
+        return None if steps is None else int(steps) * int(self.settled["epochs"])
+
+    # ---- control
+
+    def _command(self, **change: Any) -> None:
+        if self.ended:
+            raise AccelNbError(f"The run {self.name} has ended ({self.status}); it takes no commands any more.")
+        with self._lock:
+            self._control = {**self._control, **change, "seq": self._control["seq"] + 1}
+            write_atomic(self.directory / "control.json", json.dumps(self._control))
+
+    def stop(self) -> Run:
+        """Stop at the end of the present block of steps; model, checkpoint and history are kept. Again: kill."""
+        if self.ended:
+            return self
+        if self._stopping:
+            self.kill()
+            return self
+        self._stopping = True
+        try:
+            self._command(stop=True)
+        except OSError:
+            self.kill()  # a directory that cannot be written carries no polite word
+        return self
+
+    def kill(self) -> None:
+        """End the worker at once. What it had not written is lost."""
+        self._killed = True
+        if self._worker is not None:
+            launch.kill_group(self._worker.pid)
+        elif self._identity is not None and launch.process_of(*self._identity) is not None:
+            launch.kill_group(self._identity[0])
+
+    def pause(self) -> Run:
+        """Hold the run at the end of the present block of steps, with everything in memory."""
+        self._command(pause=True)
+        return self
+
+    def resume(self) -> Run:
+        """Let a paused run go on."""
+        self._command(pause=False)
+        return self
+
+    def set_learning_rate(self, rate: float) -> Run:
+        """A new base learning rate (above 0) from the next block of steps on; a schedule's factor applies to it."""
+        self._command(learning_rate=checked_learning_rate(rate))
+        return self
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for the end. RunFailed if the run failed; TimeoutError after `timeout` seconds.
+
+        The first interrupt stops the run politely and keeps model and history, the second one kills it.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        interrupts = 0
+        while not self.ended or (self._thread is not None and not self._ended.is_set()):
+            try:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"The run {self.name} is not at its end after {timeout} s.")
+                self._ended.wait(0.1)
+            except KeyboardInterrupt:
+                interrupts += 1
+                if interrupts > 1:
+                    self.kill()
+                else:
+                    self.stop()
+        self.raise_if_failed()
+        return self
+
+    def raise_if_failed(self) -> None:
+        """RunFailed, with the reason and the place in `program.py`, if the run failed."""
+        if self.status == "failed":
+            error = self.error or {"text": "The run failed without a word.", "traceback": ""}
+            where = f"\nat {error['where']}" if error.get("where") else ""
+            tail = str(error.get("traceback", "")).strip()
+            raise RunFailed(f"{self.name}: {error['text']}{where}" + (f"\n\n{tail}" if tail else ""))
+
+    # ---- what is left of it
+
+    def show(self) -> None:
+        """Show the curve in this cell, live while the run trains."""
+        from accel_nb.live import show
+
+        show(self)
+
+    def plot(self, **how: Any) -> Figure:
+        """The curves as a matplotlib Figure; `log=True` and `smooth=0.6` as in the panel."""
+        from accel_nb.curves import figure
+
+        return figure(self.history, **how)
+
+    def model(self) -> Any:
+        """The trained model, on the CPU, in this kernel: the one call that imports a framework here.
+
+        AccelNbError if the run stored no model yet.
+        """
+        name = "model.pt" if self.settled["framework"] == "pytorch" else "model.keras"
+        path = self.directory / name
+        if not path.is_file():
+            raise AccelNbError(
+                f"The run {self.name} ({self.status}) has stored no model: it is written when a run ends or stops."
+            )
+        module = types.ModuleType(f"accel_nb_program_{abs(hash(self.directory))}")
+        module.__file__ = str(self.directory / "program.py")
+        sys.modules[module.__name__] = module
+        if self.settled["framework"] == "tensorflow":
+            os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        exec(compile(self.program, module.__file__, "exec"), module.__dict__)  # noqa: S102 - the run's own program
+        return module.load_model(path)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader sees the old text or the new one, never half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# ---- the place of all runs
+
+_known: weakref.WeakValueDictionary[Path, Run] = weakref.WeakValueDictionary()  # a run nobody holds is let go
+_known_lock = threading.Lock()
+
+
+def runs_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs live: `folder`, else the variable ACCEL_NB_RUNS, else `runs` in the working directory."""
+    return Path(folder or os.environ.get("ACCEL_NB_RUNS") or "runs").absolute()
+
+
+def new_directory(label: str, folder: Path) -> Path:
+    """A new, empty directory `<time>-<label>`; a number behind it if there is one of that name."""
+    stem = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{label}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        path = folder / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AccelNbError(f"There are 999 runs named {stem} already.")
+
+
+def known(directory: Path) -> Run:
+    """The Run of a directory: one object per directory in a kernel, so that its events are read once."""
+    directory = directory.absolute()
+    with _known_lock:
+        run = _known.get(directory)
+        if run is None:
+            run = _known[directory] = Run(directory)
+        return run
+
+
+def runs(folder: str | os.PathLike[str] | None = None) -> list[Run]:
+    """All runs in `folder` (default: see `runs_folder`), the newest last. `runs()[-1].show()` shows a curve again."""
+    return [known(path).attach() for path in directories(runs_folder(folder))]
+
+
+def directories(folder: Path) -> Iterable[Path]:
+    """The run directories in a folder, the oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if (path / "plan.json").is_file()]
+    # names begin with the second; the plan's time orders those of one second
+    return sorted(found, key=lambda path: (path.name[:15], (path / "plan.json").stat().st_mtime_ns))
