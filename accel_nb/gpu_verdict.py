@@ -100,7 +100,7 @@ def _build(case: Case) -> Answer | None:
     if case.framework == "pytorch":
         fix = "Install the CUDA build, with the command that pytorch.org/get-started shows for this system."
     elif case.machine.system == "Windows":
-        fix = "Use WSL2 with: pip install 'tensorflow[and-cuda]' (no TensorFlow since 2.11 has GPU code for Windows)."
+        fix = "Use WSL2 (TensorFlow has no GPU code for Windows since 2.11): pip install 'tensorflow[and-cuda]'"
     elif case.facts.distribution not in ("", "tensorflow"):
         fix = f"pip uninstall -y {case.facts.distribution}, then: pip install 'tensorflow[and-cuda]'"
     else:
@@ -128,10 +128,11 @@ def _fit(case: Case) -> Answer | None:
         return None
     told = _told(facts)
     built = pair(facts.cuda)
-    newer = bool(built and machine.driver_cuda and built[0] > machine.driver_cuda[0])
+    # Within one generation an older driver is enough; and where cards are listed, the driver was new enough.
+    newer = bool(built and machine.driver_cuda and built[0] > machine.driver_cuda[0] and not facts.devices)
     if newer or re.search(TOO_OLD, told):
         runs = f"CUDA {dotted(machine.driver_cuda)}" if machine.driver_cuda else "an older CUDA"
-        text = f"{case.name} is built for CUDA {facts.cuda or '?'}; the driver ({machine.driver}) runs {runs} at most."
+        text = f"{case.name} is built for CUDA {facts.cuda}; the driver ({machine.driver}) runs {runs} at most."
         if machine.colab:
             return no("colab_replaced", text, COLAB_RESET, build_cuda=facts.cuda, driver_cuda=machine.driver_cuda)
         first = FIRST_DRIVERS.get(built[0]) if built and newer else None
@@ -140,21 +141,16 @@ def _fit(case: Case) -> Answer | None:
         fix = f"Update the NVIDIA driver{where} to {least} or newer."
         return no("driver_too_old", text, fix, build_cuda=facts.cuda, driver_cuda=machine.driver_cuda)
     cards: dict[str, tuple[int, int] | None] = {gpu.name: gpu.capability for gpu in machine.visible_gpus}
-    cards.update({device.name: device.capability for device in facts.devices if device.name})
-    lacking = {
-        name: capability
-        for name, capability in cards.items()
-        if capability and facts.arch_list and not runs_on(capability, facts.arch_list)
-    }
+    cards.update((device.name, device.capability) for device in facts.devices)
+    arch_list = facts.arch_list
+    lacking = [name for name, can in cards.items() if can and arch_list and not runs_on(can, arch_list)]
     if (lacking and len(lacking) == len(cards)) or "no kernel image is available" in told:
-        lacking = lacking or cards
-        shown = ", ".join(f"{name} ({dotted(capability)})" for name, capability in lacking.items())
-        text = (
-            f"{case.name} has no code for {shown}: the build was made for compute capabilities "
-            f"{', '.join(facts.arch_list) or 'it does not tell'}."
-        )
-        newest = max((pair for pair in map(_architecture, facts.arch_list) if pair), default=(0, 0))
-        too_new = any(capability and capability > newest for capability in lacking.values())
+        lacking = lacking or list(cards)
+        shown = ", ".join(f"{name} ({dotted(cards[name])})" for name in lacking)
+        made_for = ", ".join(arch_list) or "others"
+        text = f"{case.name} has no code for {shown}: it was built for the compute capabilities {made_for}."
+        newest = max(filter(None, map(_architecture, arch_list)), default=(0, 0))
+        too_new = any((cards[name] or newest) > newest for name in lacking)
         fix = f"Install a {'newer' if too_new else 'older'} {NAMES[case.framework]}, one built for this card."
         return no("architecture", text, fix, arch_list=list(facts.arch_list))
     return None

@@ -21,7 +21,7 @@ KNOWN_HARMLESS = tuple(
         # Logging had not been set up yet when the next lines were written.
         r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
         # oneDNN is TensorFlow's ordinary library on the CPU.
-        r"oneDNN custom operations are on\. You may see slightly different numerical results due to [^.]*\. [^.]*\.",
+        r"oneDNN custom operations are on\. You may see slightly different numerical results [^.]*\. [^.]*\.",
         # Two parts of TensorFlow register the same CUDA library; the first one serves both.
         r"Unable to register cu[A-Z]+ factory: Attempting to register factory for plugin \w+ when one has [\w ]+",
         r"computation placer already registered\. Please check linkage and avoid linking [\w ]+\.",

@@ -15,7 +15,6 @@ from accel_nb.reasons import (
     Verdict,
     cannot_start,
     checking,
-    dotted,
     no,
     pair,
     ready,
