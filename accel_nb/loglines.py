@@ -57,7 +57,7 @@ KNOWN_HARMLESS = tuple(
 
 def is_harmless(line: str) -> bool:
     """Whether this line is a known harmless one."""
-    message = PREFIX.sub("", line.strip(), count=1)
+    message = PREFIX.sub("", line.strip(), count=1).strip()
     return any(pattern.fullmatch(message) for pattern in KNOWN_HARMLESS)
 
 

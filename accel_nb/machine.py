@@ -115,7 +115,7 @@ def machine(root: str | Path = "/", env: Mapping[str, str] = environ) -> Machine
     driver = read_driver(env)
     setting = env.get("CUDA_VISIBLE_DEVICES")
     loaded = _read(at / "proc/driver/nvidia/version")
-    version = re.search(r"Module\D*?(\d+\.\d[\d.]*)", loaded)
+    version = re.search(r"Module\b.*?\s(\d+\.\d[\d.]*)", loaded)
     nodes = any(re.fullmatch(r"nvidia\d+", name) for name in _names(at / "dev"))
     pci = [_pci(device) for device in _entries(at / "sys/bus/pci/devices")]
     return Machine(
