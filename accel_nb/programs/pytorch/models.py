@@ -18,14 +18,8 @@ ACTIVATIONS = {
 }
 
 
-def mlp(
-    input_shape: tuple[int, ...],
-    outputs: int,
-    layers: list[int],
-    activation: str = "relu",
-    dropout: float = 0.2,
-) -> nn.Module:
-    """Fully connected layers: (samples, *input_shape) in, (samples, outputs) out."""
+def mlp(input_shape: tuple, outputs: int, layers: list[int], activation: str, dropout: float) -> nn.Module:
+    """A multilayer perceptron: (samples, *input_shape) -> (samples, outputs)."""
     modules: list[nn.Module] = [nn.Flatten()]
     size = math.prod(input_shape)
     for width in layers:
@@ -37,16 +31,10 @@ def mlp(
     return nn.Sequential(*modules)
 
 
-def cnn(
-    input_shape: tuple[int, int, int],
-    outputs: int,
-    filters: list[int],
-    activation: str = "relu",
-    dropout: float = 0.25,
-) -> nn.Module:
-    """Convolutions, each halving height and width: (samples, channels, height, width) in, (samples, outputs) out.
+def cnn(input_shape: tuple, outputs: int, filters: list[int], activation: str, dropout: float) -> nn.Module:
+    """A small convolutional network: (samples, channels, height, width) -> (samples, outputs).
 
-    `input_shape` is (height, width, channels), as the data is stored.
+    Each entry of `filters` halves height and width.
     """
     height, width, channels = input_shape
     modules: list[nn.Module] = []
@@ -96,10 +84,11 @@ class Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """ResNet-50 with the parameter names of torchvision, so that its weights load.
 
-    (samples, channels, height, width) in, (samples, outputs) out. Images below 32x32 get a black border.
+    (samples, channels, height, width) -> (samples, outputs). The network halves height and width five times,
+    so a side under 32 is padded with zeros to 32.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], outputs: int) -> None:
+    def __init__(self, input_shape: tuple, outputs: int) -> None:
         super().__init__()
         height, width, channels = input_shape
         rows, columns = max(0, 32 - height), max(0, 32 - width)
@@ -131,6 +120,6 @@ class ResNet50(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-def resnet50(input_shape: tuple[int, int, int], outputs: int) -> nn.Module:
-    """A ResNet-50 without pretrained weights; `input_shape` is (height, width, channels)."""
+def resnet50(input_shape: tuple, outputs: int) -> nn.Module:
+    """ResNet-50 with random weights: (samples, channels, height, width) -> (samples, outputs)."""
     return ResNet50(input_shape, outputs)

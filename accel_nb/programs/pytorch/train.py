@@ -1,7 +1,7 @@
-"""Train a model with PyTorch. The data lies in data/, the trained model goes to repeat/model.pt.
+"""Trains a PyTorch model: a script to read, to run and to change.
 
-python train.py                trains and prints a line per epoch
-python train.py history.csv    also writes the loss of every step into that file
+It trains on the arrays in `data/` and prints one line per epoch. With a file name behind it
+(`python train.py history.csv`) it also writes every step to that file.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         x = x.float()
     if X_SCALE != 1.0:
         x = x / X_SCALE  # whole numbers become float32 here
-    if MODEL != "mlp":
+    if MODEL in ("cnn", "resnet50"):
         x = x.movedim(-1, 1)  # channels first by name, last in memory: the layout fastest for convolutions
+    elif MODEL == "own":
+        x = x.movedim(-1, 1).contiguous()
     if PRECISION in ("fp32", "tf32"):
         outputs = model(x)
     elif PRECISION == "bf16":
@@ -99,73 +101,68 @@ def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def layer_table(model: nn.Module, device: torch.device) -> list[list[Any]]:
-    """The layers as [name, kind, output shape, parameters], found by sending two empty samples through."""
-    layers = {}
+    """Rows of name, kind, output shape without the batch, and parameters, from two samples of zeros."""
+    names = {layer: name or "model" for name, layer in model.named_modules() if not any(layer.children())}
+    rows = {}
 
     def note(layer: nn.Module, _: Any, output: Any) -> None:
-        shape = list(output.shape[1:]) if isinstance(output, torch.Tensor) else []
-        size = sum(p.numel() for p in layer.parameters())
-        layers.setdefault(names[layer], [names[layer], type(layer).__name__, shape, size])
+        shape = list(getattr(output, "shape", ())[1:])
+        rows[layer] = [names[layer], type(layer).__name__, shape, sum(p.numel() for p in layer.parameters())]
 
-    names = {layer: name for name, layer in model.named_modules() if not any(layer.children())}
     hooks = [layer.register_forward_hook(note) for layer in names]
     x = torch.zeros(2, *INPUT_SHAPE, device=device)
-    if MODEL != "mlp":
+    if MODEL in ("cnn", "resnet50"):
         x = x.movedim(-1, 1)
+    elif MODEL == "own":
+        x = x.movedim(-1, 1).contiguous()
+    model.eval()
     with torch.no_grad():
         if MODEL == "own":
             try:
-                outputs = model.eval()(x)
+                outputs = model(x)
             except Exception as error:
                 raise ValueError(
-                    f"The model cannot take a batch of shape {tuple(x.shape)}: {error}"
+                    f"own_model() cannot take inputs of shape {tuple(x.shape)}: {error}"
                 ) from error
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != (2, OUTPUTS):
                 raise ValueError(
-                    f"The model answers a batch of 2 with shape {shape}; it must be {(2, OUTPUTS)}."
+                    f"own_model() gives {shape} for 2 samples, but this data needs {(2, OUTPUTS)}."
                 )
         else:
-            model.eval()(x)
+            model(x)
     for hook in hooks:
         hook.remove()
-    return list(layers.values())
+    return list(rows.values())
 
 
-def to_device(name: str, device: torch.device) -> torch.Tensor:
-    """An array of data/, as a tensor on the device."""
-    return torch.from_numpy(np.load(HERE / "data" / f"{name}.npy")).to(device)
+def stored(name: str, device: torch.device) -> Any:
+    """An array of data/."""
+    if DATA_ON_DEVICE:
+        array = torch.from_numpy(np.load(HERE / "data" / f"{name}.npy")).to(device)
+    if not DATA_ON_DEVICE:
+        array = np.load(HERE / "data" / f"{name}.npy", mmap_mode="r")
+    return array
 
 
-def batches_on_device(
-    x: torch.Tensor, y: torch.Tensor, order: np.ndarray
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of the samples in this order; the last one may be smaller."""
-    places = torch.from_numpy(order).to(x.device)
-    for rows, targets in zip(places.split(BATCH_SIZE), y[places].split(BATCH_SIZE), strict=True):
-        yield x.index_select(0, rows), targets
+def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: torch.device) -> Iterator[Any]:
+    """Batches of the samples in this order, read by two threads while the batches before them compute."""
 
-
-def batches_from_files(
-    x: np.ndarray, y: np.ndarray, order: np.ndarray, size: int, device: torch.device
-) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Batches of the samples in this order, read ahead by threads while earlier ones are used."""
-
-    def read(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
-        batch = torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
+    def read(rows: np.ndarray) -> list[torch.Tensor]:
+        batch = [torch.from_numpy(x[rows]), torch.from_numpy(y[rows])]
         if ACCELERATOR == "gpu":
-            batch = batch[0].pin_memory(), batch[1].pin_memory()  # can be copied while the GPU computes
+            batch = [part.pin_memory() for part in batch]  # copied to the GPU while it computes
         return batch
 
     readers = ThreadPoolExecutor(max_workers=2)
     try:
-        waiting: deque = deque()  # never more than four batches
+        waiting = deque()  # four batches at most
         for start in range(0, len(order), size):
             waiting.append(readers.submit(read, order[start : start + size]))
             if len(waiting) == 4:
-                yield tuple(part.to(device, non_blocking=True) for part in waiting.popleft().result())
+                yield [part.to(device, non_blocking=True) for part in waiting.popleft().result()]
         while waiting:
-            yield tuple(part.to(device, non_blocking=True) for part in waiting.popleft().result())
+            yield [part.to(device, non_blocking=True) for part in waiting.popleft().result()]
     finally:
         readers.shutdown(cancel_futures=True)
 
@@ -196,8 +193,9 @@ def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
 
 def rate_factor(step: int, total_steps: int) -> float:
     """The part of the base learning rate that is in force at a step, counted from 0."""
-    factor = 1.0
-    if SCHEDULE == "cosine":
+    if SCHEDULE == "constant":
+        factor = 1.0
+    elif SCHEDULE == "cosine":
         done = max(0, step - WARMUP_STEPS) / max(1, total_steps - WARMUP_STEPS)
         factor = (1 + math.cos(math.pi * done)) / 2
     if WARMUP_STEPS > 0:
@@ -224,23 +222,20 @@ def print_report(event: str, **values: Any) -> None:
 def csv_report(path: str | Path) -> Callable[..., None]:
     """A report that prints, and writes every step to a CSV file at the end of each epoch."""
     columns = ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy")
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [dict(zip(columns, columns, strict=True))]
 
     def report(event: str, **values: Any) -> None:
         print_report(event, **values)
         if event == "batch":
             for i, loss in enumerate(values["loss"]):
                 row = {"step": values["first"] + i, "epoch": values["epoch"], "loss": f"{loss:.9g}"}
-                if "accuracy" in values:
+                if TASK == "classification":
                     row["accuracy"] = f"{values['accuracy'][i]:.9g}"
                 rows.append(row)
         if event == "epoch":
             rows[-1].update({name: f"{values[name]:.9g}" for name in columns[4:] if name in values})
             with open(path, "w" if values["epoch"] == 1 else "a", newline="") as file:
-                writer = csv.DictWriter(file, columns)
-                if values["epoch"] == 1:
-                    writer.writeheader()
-                writer.writerows(rows)
+                csv.DictWriter(file, columns).writerows(rows)
             rows.clear()
 
     return report
@@ -297,10 +292,10 @@ def train(
 
     torch.manual_seed(SEED)
     model = build_model().to(device)
-    if ACCELERATOR == "gpu" and MODEL != "mlp":
+    if ACCELERATOR == "gpu" and MODEL in ("cnn", "resnet50"):
         model.to(memory_format=torch.channels_last)
-    parameters = sum(p.numel() for p in model.parameters())
-    report("model", parameters=parameters, layers=layer_table(model, device))
+    layers = layer_table(model, device)
+    report("model", parameters=sum(p.numel() for p in model.parameters()), layers=layers)
 
     if OPTIMIZER == "adam":
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
@@ -315,19 +310,12 @@ def train(
         scaler = torch.amp.GradScaler(device.type)
         skipped = 0  # steps in a row
 
-    if DATA_ON_DEVICE:
-        x_train, y_train = to_device("x_train", device), to_device("y_train", device)
-        if VALIDATION:
-            x_val, y_val = to_device("x_val", device), to_device("y_val", device)
-    else:
-        x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")
-        y_train = np.load(HERE / "data" / "y_train.npy", mmap_mode="r")
-        if VALIDATION:
-            x_val = np.load(HERE / "data" / "x_val.npy", mmap_mode="r")
-            y_val = np.load(HERE / "data" / "y_val.npy", mmap_mode="r")
-    val_samples = 0
+    x_train, y_train = stored("x_train", device), stored("y_train", device)
     if VALIDATION:
+        x_val, y_val = stored("x_val", device), stored("y_val", device)
         val_samples = len(y_val)
+    if not VALIDATION:
+        val_samples = 0
     samples = len(y_train)  # used in each epoch
     if DROP_LAST:
         samples -= samples % BATCH_SIZE
@@ -355,7 +343,10 @@ def train(
     for epoch in range(1, EPOCHS + 1):
         order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
         if DATA_ON_DEVICE:
-            batches = batches_on_device(x_train, y_train, order)
+            order = torch.from_numpy(order).to(device)
+            batches = (
+                (x_train.index_select(0, i), y_train.index_select(0, i)) for i in order.split(BATCH_SIZE)
+            )
         else:
             batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
         losses, accuracies = [], []  # since the last fetch, still on the device
@@ -367,20 +358,15 @@ def train(
                 asked = control()  # may wait here: that is the pause
                 base_rate = asked.get("learning_rate", base_rate)
                 if asked.get("stop"):
-                    checkpoint = {
-                        "model": model.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "step": step,
-                        "epoch": epoch,
-                        "position": position,  # batches done in this epoch
-                        "learning_rate": base_rate,
-                        "random_cpu": torch.get_rng_state(),
-                    }
+                    # `position` counts the batches done in this epoch
+                    state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
+                    state.update(model=model.state_dict(), optimizer=optimizer.state_dict())
+                    state["random_cpu"] = torch.get_rng_state()
                     if ACCELERATOR == "gpu":
-                        checkpoint["random_gpu"] = torch.cuda.get_rng_state(device)
+                        state["random_gpu"] = torch.cuda.get_rng_state(device)
                     if PRECISION == "fp16":
-                        checkpoint["scaler"] = scaler.state_dict()
-                    save(checkpoint, save_to / "checkpoint.pt")
+                        state["scaler"] = scaler.state_dict()
+                    save(state, save_to / "checkpoint.pt")
                     report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
                     save(model.cpu().state_dict(), save_to / "model.pt")
                     return
