@@ -1,0 +1,107 @@
+# `make` lists the targets. All of them work from a fresh clone: what they need is first installed into .venv.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+VENV ?= .venv
+EXTRAS := pytorch,tensorflow,gpu,lab,test
+JOBS ?= 2
+LAB_ARGS ?=
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# PYTHON, if not given, is the first of these that is Python 3.10 to 3.13 and can make a virtual environment.
+PYTHONS := python3 python3.13 python3.12 python3.11 python3.10 python
+SUITS := import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+VERSION := import platform; print(platform.python_version())
+
+.PHONY: help lab test install lint unit browser nbval format notebooks bench clean check-python
+
+help: ## list the targets
+	@echo "make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | while read -r name what; do \
+		printf '  %-10s %s\n' "$$name" "$$what"; done
+	@echo "Another Python: make PYTHON=python3.12 lab. More options for JupyterLab: make lab LAB_ARGS=\"--port=9999\"."
+
+lab: install ## open JupyterLab on the first notebook
+	@echo "accel_nb: JupyterLab on notebooks/01_start.ipynb; Ctrl-C here ends it"
+	@root=; if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; \
+	exec $(PY) -m jupyterlab notebooks/01_start.ipynb $$root $(LAB_ARGS)
+
+test: lint unit browser nbval ## run every check and test
+	@echo "accel_nb: all checks and tests passed"
+
+install: $(STAMP) ## install accel_nb and all it is tested with into .venv
+
+$(STAMP): pyproject.toml constraints.txt | check-python
+	@python="$(PYTHON)"; \
+	if [ -n "$$python" ]; then \
+		if ! "$$python" -c '$(SUITS)'; then \
+			echo "accel_nb: PYTHON=$$python does not suit: Python 3.10 to 3.13 with its modules venv and ensurepip is needed" >&2; \
+			exit 1; \
+		fi; \
+	else \
+		for name in $(PYTHONS); do \
+			if "$$name" -c '$(SUITS)' >/dev/null 2>&1; then python="$$name"; break; fi; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo "accel_nb: no Python 3.10 to 3.13 with the modules venv and ensurepip found among: $(PYTHONS)" >&2; \
+			echo "Install one (Debian and Ubuntu: python3 and python3-venv), or name one: make PYTHON=/path/to/python3.12 lab" >&2; \
+			exit 1; \
+		fi; \
+	fi; \
+	if ! $(PY) -c pass 2>/dev/null; then \
+		echo "accel_nb: making $(VENV) with Python $$("$$python" -c '$(VERSION)') ($$python)"; \
+		rm -rf $(VENV); \
+		"$$python" -m venv $(VENV) || exit 1; \
+	fi; \
+	echo "accel_nb: installing PyTorch, TensorFlow, JupyterLab and the tools of the tests into $(VENV) (minutes, once)"; \
+	quiet=--quiet; if [ -t 1 ]; then quiet=; fi; \
+	$(PY) -m pip install $$quiet -c constraints.txt -e '.[$(EXTRAS)]' && touch $(STAMP)
+
+# An environment made with another Python than the one asked for would be used in silence.
+check-python:
+	@if [ -n "$(PYTHON)" ] && [ -e $(PY) ]; then \
+		have=$$($(PY) -c '$(VERSION)'); want=$$("$(PYTHON)" -c '$(VERSION)'); \
+		if [ "$$have" != "$$want" ]; then \
+			echo "accel_nb: $(VENV) was made with Python $$have, PYTHON=$(PYTHON) is $$want. Run: make clean" >&2; \
+			exit 1; \
+		fi; \
+	fi
+
+lint: install ## check style and types (ruff, mypy) and the notebooks' form
+	@echo "accel_nb: ruff, mypy, form of the notebooks"
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) tests/notebook_files.py lint
+
+unit: install ## run the tests of the package, JOBS at a time
+	@echo "accel_nb: tests of the package, $(JOBS) at a time"
+	@$(PY) -m pytest tests --ignore=tests/browser -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+browser: install ## run the tests in a real browser (skipped where no Chromium is found)
+	@echo "accel_nb: tests in Chromium on JupyterLab"
+	@$(PY) -m pytest tests/browser $(PYTEST_ARGS)
+
+nbval: install ## run the notebooks and compare what they print with what is stored
+	@echo "accel_nb: the notebooks, run and compared by nbval"
+	@$(PY) tests/notebook_files.py check $(PYTEST_ARGS)
+
+format: install ## put code and notebooks into their form
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+notebooks: install ## run the notebooks and store the outputs that nbval compares
+	@$(PY) tests/notebook_files.py refresh
+
+bench: install ## run the benchmarks, one after the other
+	@for script in benchmarks/*.py; do echo "accel_nb: $$script"; $(PY) "$$script" || exit 1; done
+
+clean: ## remove what make made; runs and notebooks stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
