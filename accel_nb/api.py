@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,15 @@ def train(
     return run
 
 
-def start(plan: Plan, directory: str | Path | None = None) -> Run:
-    """Resolve a plan, write its run directory and hand it to a worker."""
+def start(plan: Plan, directory: str | Path | None = None, *, spare: bool = True) -> Run:
+    """Resolve a plan, write its run directory and hand it to a worker.
+
+    `spare`: in a notebook, have a worker of the same framework ready once this run has ended.
+    """
     resolved = resolve(plan)
     run = known(prepare(resolved, runs_folder(directory)))
     run.begin(resolved.plan.framework)
-    if in_notebook():
+    if spare and in_notebook():
         # the next run finds its framework imported; not before this one's own import is over
         framework = resolved.plan.framework
         run.listen(lambda ended: launch.spares.prepare(framework) if ended.ended else None)
@@ -61,6 +63,7 @@ def prepare(resolved: Resolved, folder: Path) -> Path:
     from accel_nb.data import store
 
     plan = resolved.plan
+    dataset = resolved.dataset()
     parts = [plan.framework, model_name(plan.model), plan.name or resolved.data["name"]]
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-.")[:80] or "run"
     program = resolved.program()  # before anything is written: it may refuse
@@ -75,7 +78,7 @@ def prepare(resolved: Resolved, folder: Path) -> Path:
         ) from problem
     with contextlib.ExitStack() as stack:
         stack.callback(_discard, path)
-        store(resolved.dataset(), path / "data", shared=folder / ".data")
+        store(dataset, path / "data", shared=folder / ".data")
         if program.pickled is not None:
             (path / "model.pkl").write_bytes(program.pickled)
         (path / "program.py").write_text(program.text, encoding="utf-8")
@@ -89,8 +92,3 @@ def _discard(path: Path) -> None:
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)
-
-
-def quick() -> bool:
-    """Whether ACCEL_NB_QUICK asks for runs of a few seconds, as tests of notebooks do."""
-    return os.environ.get("ACCEL_NB_QUICK", "") not in ("", "0")

@@ -9,7 +9,7 @@ class AccelNbError(Exception):
     """Any error that accel_nb raises on purpose."""
 
 
-class Refusal(AccelNbError):
+class Refusal(AccelNbError):  # noqa: N818 - the common form of the errors below
     """A request that cannot be carried out, told in four parts.
 
     Attributes: `field` (the argument's name), `passed` (its value), `why`, `do` (the one fix), `here` (what is

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,36 +159,40 @@ def place_own_model(source: str, own_model: str) -> str:
 def fold(source: str, settings: dict[str, Any]) -> str:
     """The source with every `if` that only asks for settings replaced by the branch that is taken."""
     while True:
-        step = _fold_one(source, settings)
-        if step is None:
+        lines = source.splitlines()
+        found = list(_outermost(ast.parse(source), lines, settings))
+        if not found:
             return source
-        source = step
+        for node, alone in reversed(found):  # from below, so that the line numbers above still hold
+            chosen = _branch(lines, node, taken=bool(_static_value(node.test, settings)))
+            first = node.lineno - 1
+            if not chosen:
+                first = _comment_start(lines, first)
+                if alone:
+                    chosen = [" " * node.col_offset + "pass"]
+            lines[first : node.end_lineno] = chosen
+        source = "\n".join(lines) + "\n"
 
 
-def _fold_one(source: str, settings: dict[str, Any]) -> str | None:
-    tree = ast.parse(source)
-    lines = source.splitlines()
-    for parent in ast.walk(tree):
-        for block in _blocks(parent):
-            for node in block:
-                if not isinstance(node, ast.If) or lines[node.lineno - 1].lstrip().startswith("elif"):
-                    continue
-                taken = _static_value(node.test, settings)
-                if taken is None:
-                    continue
-                last = node.end_lineno or node.lineno
-                chosen = _branch(lines, node, taken=bool(taken))
-                first = node.lineno - 1
-                if not chosen:
-                    first = _comment_start(lines, first)
-                    if len(block) == 1 and not isinstance(parent, ast.Module):
-                        chosen = [" " * node.col_offset + "pass"]
-                return "\n".join([*lines[:first], *chosen, *lines[last:]]) + "\n"
-    return None
+def _outermost(node: ast.AST, lines: list[str], settings: dict[str, Any]) -> Iterator[tuple[ast.If, bool]]:
+    """The `if`s to fold that stand in no other one, from above; and whether each is all that its block holds."""
+    for block in _blocks(node):
+        foldable = [
+            isinstance(child, ast.If)
+            and not lines[child.lineno - 1].lstrip().startswith("elif")
+            and _static_value(child.test, settings) is not None
+            for child in block
+        ]
+        for child, fold_it in zip(block, foldable, strict=True):
+            if fold_it and isinstance(child, ast.If):
+                # a block whose every statement may vanish keeps one `pass` too many rather than one too few
+                yield child, all(foldable) and not isinstance(node, ast.Module) and child is block[-1]
+            else:
+                yield from _outermost(child, lines, settings)
 
 
 def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
-    found = [getattr(node, field, None) for field in ("body", "orelse", "finalbody")]
+    found = [getattr(node, field, None) for field in ("body", "handlers", "orelse", "finalbody")]
     return [block for block in found if isinstance(block, list) and block]
 
 

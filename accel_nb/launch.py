@@ -66,7 +66,7 @@ class Worker:
     def give(self, directory: Path) -> None:
         """Hand over a run. BrokenPipeError or OSError if the worker is dead."""
         # the kernel's own folder stands in its path as ""
-        path = [os.path.abspath(part) for part in sys.path if not part.endswith(".zip")]
+        path = [str(Path(part).absolute()) for part in sys.path if not part.endswith(".zip")]
         job = {"directory": str(directory), "sys_path": path, "early_log": str(self.early_log)}
         pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
         pipe.write(json.dumps(job).encode() + b"\n")

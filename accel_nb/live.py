@@ -24,7 +24,7 @@ def in_notebook() -> bool:
 
 
 def status_line(run: Run) -> str:
-    """One line on where a run stands, such as "epoch 5/10 · 184,200 samples/s · 0:04 left · GPU 71 % · 1.1/15.8 GiB"."""
+    """One line on where a run stands: "epoch 5/10 · 184,200 samples/s · 0:04 left · GPU 71 % · 1.1/15.8 GiB"."""
     status, epochs = run.status, run.settled["epochs"]
     if status == "failed":
         return f"failed · {(run.error or {}).get('text', '')}"

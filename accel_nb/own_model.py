@@ -34,7 +34,7 @@ class OwnModel(NamedTuple):
 
 
 class _NoSourceError(Exception):
-    """This object cannot be told as source text."""
+    """An object that cannot be told as source text."""
 
 
 def framework_of(model: Any) -> str | None:
@@ -241,7 +241,9 @@ def _bound(tree: ast.AST) -> set[str]:
 def _installed(module: str) -> bool:
     """Whether a module belongs to Python or to an installed package, so that any process can import it."""
     root = module.partition(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
+    if root == "__main__":
+        return False  # the notebook's own names, whatever file the kernel was started from
+    if root in sys.stdlib_module_names:
         return True
     origin = getattr(sys.modules.get(root), "__file__", None)
     if origin is None:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Plan:
         dropout; for your own function or class its keyword arguments.
     optimizer, optimizer_args : "adam", "adamw", "sgd", "rmsprop" and its arguments, by PyTorch's names.
     learning_rate : None (the optimizer's default) or a number above 0.
-    schedule, warmup_steps : "constant" or "cosine" (to 0 at the last step), after a linear warm-up of so many steps.
+    schedule, warmup_steps : "constant" or "cosine" (to 0 at the last step), after so many steps of linear warm-up.
     batch_size : samples in one optimizer step, over all devices.
     epochs : passes over the training data, at least 1.
     validation : fraction of the samples held out, 0 to below 1; 0 for none. Data that bring their own ignore it.
@@ -147,6 +148,11 @@ def plan_from_dict(fields: Mapping[str, Any]) -> Plan:
         default = known.default if known.default is not dataclasses.MISSING else {}
         object.__setattr__(plan, known.name, fields.get(known.name, default))
     return plan
+
+
+def quick() -> bool:
+    """Whether ACCEL_NB_QUICK asks for runs of a few seconds, as tests of notebooks do."""
+    return os.environ.get("ACCEL_NB_QUICK", "") not in ("", "0")
 
 
 def model_name(model: Any) -> str:

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from accel_nb import __version__, layers
 from accel_nb.errors import PlanError
-from accel_nb.plan import FRAMEWORKS, Plan, model_name
+from accel_nb.facts import Facts, dataset_of, facts_of
+from accel_nb.limits import compile_refused, precisions
+from accel_nb.plan import FRAMEWORKS, LEARNING_RATES, Plan, model_name, plan_from_dict, quick
 
 NAMES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 # What cuDNN, cuBLAS and the framework itself take on a GPU beside the model: measured values are 300 to 600 MiB.
 DEVICE_OVERHEAD = 400 * 2**20
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a plan needs to know of its data: of one sample the shape, and counts."""
-
-    name: str
-    label: str
-    input_shape: tuple[int, ...]
-    outputs: int
-    task: str
-    scale: float
-    train_samples: int
-    val_samples: int
-    nbytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "input_shape": list(self.input_shape)}
 
 
 class Program(NamedTuple):
@@ -69,6 +51,7 @@ class Resolved:
     drop_last: bool = False
     data_on_device: bool = True
     gpu: int | None = None  # the card's index as the driver counts, for the meter
+    loaded: Any = field(default=None, repr=False)  # the Dataset, where it had to be read to be known
 
     @property
     def data(self) -> dict[str, Any]:
@@ -80,8 +63,11 @@ class Resolved:
         return full if self.drop_last else full + (rest > 0)
 
     def dataset(self) -> Any:
-        """The data themselves, loaded once."""
-        return dataset_of(self.plan)
+        """The data themselves, loaded once; from here on the facts are theirs."""
+        if self.loaded is None:
+            self.loaded = dataset_of(self.plan)
+            self.facts = Facts.of(self.loaded)
+        return self.loaded
 
     def settings(self) -> dict[str, Any]:
         """The values of the program's settings block."""
@@ -146,62 +132,6 @@ class Resolved:
         }
 
 
-_last_dataset: list[tuple[tuple[Any, ...], Any]] = []
-
-
-def dataset_of(plan: Plan) -> Any:
-    """The plan's Dataset; the one loaded last is kept, as Train is pressed again and again on the same data."""
-    from accel_nb.data import load
-
-    key = (id(plan.data), str(plan.data) if isinstance(plan.data, str) else "", repr(plan.data_args))
-    key = (*key, plan.validation, plan.seed)
-    if isinstance(plan.data, str) and not plan.data.endswith(".npz"):
-        key = (0, *key[1:])
-        for known, dataset in _last_dataset:
-            if known == key:
-                return dataset
-    dataset = load(plan.data, data_args=plan.data_args, validation=plan.validation, seed=plan.seed)
-    _last_dataset[:] = [(key, dataset)] if key[0] == 0 else []
-    return dataset
-
-
-def facts_of(plan: Plan) -> tuple[Facts, list[str]]:
-    """Facts on a plan's data, and notes on what was converted. Named sets are told without being loaded."""
-    from accel_nb import data
-
-    if isinstance(plan.data, str) and plan.data in data.NAMED:
-        told = data.describe(plan.data, data_args=plan.data_args, validation=plan.validation)
-        return (
-            Facts(
-                plan.data,
-                told.label,
-                tuple(told.input_shape),
-                told.classes,
-                "classification",
-                told.scale,
-                told.train_samples,
-                told.val_samples,
-                told.nbytes,
-            ),
-            [],
-        )
-    dataset = dataset_of(plan)
-    return (
-        Facts(
-            dataset.name,
-            dataset.label,
-            tuple(dataset.input_shape),
-            dataset.outputs,
-            dataset.task,
-            dataset.scale,
-            dataset.train_samples,
-            dataset.val_samples,
-            dataset.nbytes,
-        ),
-        list(dataset.notes),
-    )
-
-
 def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Facts | None = None) -> Resolved:
     """Make every open choice of a plan, each with its reason; PlanError or DataError for what cannot run here.
 
@@ -212,26 +142,41 @@ def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Fa
 
     machine = look() if machine is None else machine
     diagnosis = diagnose(machine) if diagnosis is None else diagnosis
-    notes: list[str] = []
+    dataset = None
     if facts is None:
-        facts, notes = facts_of(plan)
-    made = Resolved(plan, plan, facts, notes=notes)
-    choices: dict[str, Any] = {}
+        facts, dataset = facts_of(plan)
+    made = Resolved(plan, plan, facts, notes=list(dataset.notes) if dataset is not None else [], loaded=dataset)
+    site = _Site(plan, made, machine, diagnosis)
     for step in (_spread, _place, _precision, _compile, _cudnn, _rate, _batches):
-        choices.update(step(plan, made, machine, diagnosis, choices))
-    made.plan = _settled(plan, choices)
+        site.choices.update(step(site))
+    made.plan = _settled(plan, site.choices)
     _model(made)
     _memory(made, machine)
     return made
 
 
-def _settled(plan: Plan, choices: dict[str, Any]) -> Plan:
-    from accel_nb.plan import plan_from_dict
+@dataclass
+class _Site:
+    """What the steps of `resolve` look at, and the choices made so far."""
 
+    plan: Plan
+    made: Resolved
+    machine: Any
+    diagnosis: Any
+    choices: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The accelerator without its index."""
+        return str(self.choices["accelerator"]).partition(":")[0]
+
+
+def _settled(plan: Plan, choices: dict[str, Any]) -> Plan:
     return plan_from_dict({**plan._fields(), **choices})
 
 
-def _spread(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+def _spread(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
     for name, value in (("devices", plan.devices), ("nodes", plan.nodes)):
         if value not in (None, 1):
             raise PlanError(name, value, "This version trains on one device.", f"Pass {name}=1.")
@@ -240,18 +185,19 @@ def _spread(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: di
     return {"strategy": "single", "devices": 1}
 
 
-def _place(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+def _place(site: _Site) -> dict[str, Any]:
     """The accelerator: what was asked for if the framework can use it, else the best one."""
+    plan, made = site.plan, site.made
     framework = plan.framework
-    can = [kind for kind in ("gpu", "mps", "tpu", "cpu") if diagnosis.verdict(framework, kind).usable]
+    can = [kind for kind in ("gpu", "mps", "tpu", "cpu") if site.diagnosis.verdict(framework, kind).usable]
     kind, _, number = plan.accelerator.partition(":")
     if kind == "tpu":
-        verdict = diagnosis.verdict(framework, "tpu")
+        verdict = site.diagnosis.verdict(framework, "tpu")
         why = "This version trains on CPU, GPU and MPS." if verdict.usable else verdict.text
-        raise PlanError("accelerator", plan.accelerator, why, verdict.fix or "Pass 'auto'.", _here(diagnosis))
-    if not diagnosis.verdict(framework, "cpu").usable:
-        verdict = diagnosis.verdict(framework, "cpu")
-        raise PlanError("framework", framework, verdict.text, verdict.fix, _here(diagnosis))
+        raise PlanError("accelerator", plan.accelerator, why, verdict.fix or "Pass 'auto'.", _here(site.diagnosis))
+    if not site.diagnosis.verdict(framework, "cpu").usable:
+        verdict = site.diagnosis.verdict(framework, "cpu")
+        raise PlanError("framework", framework, verdict.text, verdict.fix, _here(site.diagnosis))
     if kind == "auto":
         if "gpu" in can:
             kind, number = "gpu", "0"
@@ -261,13 +207,13 @@ def _place(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dic
             made.reasons["accelerator"] = "the Apple GPU is usable, and faster than the CPU"
         else:
             kind = "cpu"
-            made.reasons["accelerator"] = f"no GPU: {diagnosis.verdict(framework, 'gpu').text}"
+            made.reasons["accelerator"] = f"no GPU: {site.diagnosis.verdict(framework, 'gpu').text}"
     elif kind not in can:
-        verdict = diagnosis.verdict(framework, kind)
-        raise PlanError("accelerator", plan.accelerator, verdict.text, verdict.fix, _here(diagnosis))
+        verdict = site.diagnosis.verdict(framework, kind)
+        raise PlanError("accelerator", plan.accelerator, verdict.text, verdict.fix, _here(site.diagnosis))
     if kind != "gpu":
         return {"accelerator": kind}
-    cards = machine.visible_gpus
+    cards = site.machine.visible_gpus
     index = int(number or 0)
     if index >= len(cards):
         here = ", ".join(f"gpu:{i} ({card.name})" for i, card in enumerate(cards))
@@ -290,12 +236,13 @@ def _here(diagnosis: Any) -> str:
     return ", ".join(usable) or "no framework that works"
 
 
-def _precision(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
-    kind = so_far["accelerator"].partition(":")[0]
+def _precision(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
+    kind = site.kind
     asked = plan.precision
     capability = None
     if kind == "gpu":
-        capability = next((card.capability for card in machine.gpus if card.index == made.gpu), None)
+        capability = next((card.capability for card in site.machine.gpus if card.index == made.gpu), None)
     allowed = precisions(plan.framework, kind, capability)
     if asked == "auto":
         if kind == "gpu" and not allowed["tf32"]:
@@ -311,38 +258,14 @@ def _precision(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far:
     return {"precision": asked}
 
 
-def precisions(framework: str, kind: str, capability: tuple[int, int] | None) -> dict[str, str]:
-    """For each precision "" if the device has it, else why not.
-
-    TF32 and bfloat16 units came with NVIDIA's Ampere, compute capability 8.0; fp16 tensor cores with 7.0, fp16
-    arithmetic with 5.3 (CUDA C++ Programming Guide, "Compute Capabilities").
-    """
-    told = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), "")
-    if kind == "cpu":
-        told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
-        told["fp16"] = "float16 training needs a GPU; on a CPU bf16 is the short type."
-    elif kind == "mps":
-        told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
-        told["bf16"] = "Not every Apple GPU has bfloat16."
-        if framework == "tensorflow":
-            told["fp16"] = "TensorFlow's Apple plug-in has no tested mixed precision."
-    elif capability is not None and capability < (8, 0):
-        old = f"This GPU has compute capability {capability[0]}.{capability[1]}; {{}} came with 8.0."
-        told["tf32"], told["bf16"] = old.format("TF32"), old.format("bfloat16")
-        if capability < (5, 3):
-            told["fp16"] = f"This GPU has compute capability {capability[0]}.{capability[1]}; fp16 came with 5.3."
-    return told
-
-
-def _compile(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
-    kind = so_far["accelerator"].partition(":")[0]
+def _compile(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
+    kind = site.kind
     refused = compile_refused(plan.framework, kind)
     if plan.compile == "auto":
         wants = kind == "gpu" and plan.model in ("cnn", "resnet50") and plan.epochs > 3
-        made.reasons["compile"] = (
-            refused or ("pays on a GPU over several epochs"
-            if wants
-            else "compiling takes longer here than it saves")
+        made.reasons["compile"] = refused or (
+            "pays on a GPU over several epochs" if wants else "compiling takes longer here than it saves"
         )
         return {"compile": bool(wants and not refused)}
     if plan.compile and refused:
@@ -350,19 +273,9 @@ def _compile(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: d
     return {"compile": bool(plan.compile)}
 
 
-def compile_refused(framework: str, kind: str) -> str:
-    """Why a model cannot be compiled there; "" if it can."""
-    if framework == "tensorflow":
-        return "XLA does not work on TensorFlow's Apple plug-in." if kind == "mps" else ""
-    if kind == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
-        return "torch.compile on a CPU needs a C++ compiler, and there is none here."
-    if kind == "mps":
-        return "torch.compile on an Apple GPU is not ready in PyTorch."
-    return ""
-
-
-def _cudnn(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
-    gpu = so_far["accelerator"].startswith("gpu")
+def _cudnn(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
+    gpu = site.kind == "gpu"
     if plan.cudnn_benchmark == "auto":
         made.reasons["cudnn_benchmark"] = (
             "there is no cuDNN without an NVIDIA GPU"
@@ -384,19 +297,19 @@ def _cudnn(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dic
     return {"cudnn_benchmark": bool(plan.cudnn_benchmark)}
 
 
-def _rate(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
-    from accel_nb.plan import LEARNING_RATES
-
+def _rate(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
     if plan.learning_rate is not None:
         return {}
     made.reasons["learning_rate"] = f"the usual one for {plan.optimizer}"
     return {"learning_rate": LEARNING_RATES[plan.optimizer]}
 
 
-def _batches(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: dict[str, Any]) -> dict[str, Any]:
+def _batches(site: _Site) -> dict[str, Any]:
+    plan, made = site.plan, site.made
     choices: dict[str, Any] = {}
     samples = made.facts.train_samples
-    if os.environ.get("ACCEL_NB_QUICK", "") not in ("", "0") and plan.epochs > 2:
+    if quick() and plan.epochs > 2:
         choices["epochs"] = 2
         made.reasons["epochs"] = f"2 instead of {plan.epochs}: ACCEL_NB_QUICK is set"
     if plan.batch_size > samples:
@@ -418,10 +331,6 @@ def _batches(plan: Plan, made: Resolved, machine: Any, diagnosis: Any, so_far: d
         made.notes.append(
             "Each epoch leaves out one sample, another each time: " + made.reasons["drop_last"] + "."
         )
-        if samples < plan.batch_size:
-            raise PlanError(
-                "batch_size", plan.batch_size, "No full batch is left.", f"Pass at most {samples - 1}."
-            )
     epochs = choices.get("epochs", plan.epochs)
     total = made.steps_per_epoch * epochs
     if plan.warmup_steps >= total and plan.warmup_steps > 0:

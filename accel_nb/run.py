@@ -195,8 +195,8 @@ class Run:
             while worker.ended() is None and time.monotonic() < deadline:
                 time.sleep(0.02)
             worker.kill()
-        self._ended.set()
         self._tell()
+        self._ended.set()  # after the last picture: who waits finds it drawn
         with self._lock:
             self._listeners.clear()  # a finished run holds on to no panel
 
@@ -342,7 +342,7 @@ class Run:
         return self
 
     def set_learning_rate(self, rate: float) -> Run:
-        """A new base learning rate (above 0) from the next block of steps on; a schedule's factor applies to it."""
+        """A new base learning rate (above 0) from the next block of steps on; a schedule goes on from it."""
         self._command(learning_rate=checked_learning_rate(rate))
         return self
 
@@ -455,8 +455,15 @@ def known(directory: Path) -> Run:
         return run
 
 
+def running_here(folder: Path) -> list[Run]:
+    """The runs in a folder that this kernel started and that have not ended, the newest last."""
+    with _known_lock:
+        mine = [run for run in _known.values() if run._worker is not None and run.directory.parent == folder]
+    return sorted((run for run in mine if not run.ended), key=lambda run: run.name)
+
+
 def runs(folder: str | os.PathLike[str] | None = None) -> list[Run]:
-    """All runs in `folder` (default: see `runs_folder`), the newest last. `runs()[-1].show()` shows a curve again."""
+    """All runs in `folder` (default: as `runs_folder` says), the newest last: `runs()[-1].show()`."""
     return [known(path).attach() for path in directories(runs_folder(folder))]
 
 

@@ -310,7 +310,7 @@ def _watch_idle(owner: Owner, busy: threading.Event) -> None:
 
 
 def main() -> None:
-    if sys.path and sys.path[0] in ("", os.getcwd()):
+    if sys.path and sys.path[0] in ("", str(Path.cwd())):
         del sys.path[0]  # a torch.py that lies around must not be taken for the framework
     framework = sys.argv[1]
     owner = Owner(int(sys.argv[2]), float(sys.argv[3]))
