@@ -7,7 +7,6 @@ needs.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -58,6 +57,13 @@ def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
+def _pick(values: npt.NDArray[Any], at: Ints, missing: float) -> npt.NDArray[Any]:
+    """`values` at the positions `at`; `missing` where the position is -1."""
+    if not len(values):
+        return np.full(len(at), missing, dtype=values.dtype)
+    return np.where(at < 0, missing, values[at])
+
+
 class History:
     """What a run has measured so far.
 
@@ -85,6 +91,8 @@ class History:
         self._epochs = {name: _Grown(np.int64 if name in ("epoch", "step") else np.float64) for name in _EPOCH}
         # Where an epoch begins: the 0-based position of its first step, and its number.
         self._begins, self._numbers = _Grown(np.int64), _Grown(np.int64)
+        # Validation where it was measured: the last steps of those epochs, and the values.
+        self._measured = {name: (_Grown(np.int64), _Grown(np.float64)) for name in _VALIDATION}
         self._thinned = {name: Thinned() for name in MEASURED}
         for event in events:
             self.add(event)
@@ -152,6 +160,11 @@ class History:
         values = {name: _number(event.get(name)) for name in _EPOCH[2:]}
         for name, value in (("epoch", int(event["epoch"])), ("step", step), *values.items()):
             self._epochs[name].append(value)
+        for name in _VALIDATION:
+            if event.get(name) is not None:
+                steps, measured = self._measured[name]
+                steps.append(step)
+                measured.append(values[name])
 
     def _rewind(self, length: int) -> None:
         """Forget every step after the first `length` ones. Rare, so the thinned form is simply made anew."""
@@ -164,17 +177,20 @@ class History:
 
     def _cut_epochs(self, length: int) -> None:
         """Forget the epochs that ended after step `length`."""
-        steps = self._epochs["step"].now
-        kept = int(np.searchsorted(steps, length, side="right"))
-        if kept == len(steps):
+        ends = self._epochs["step"].now
+        kept = int(np.searchsorted(ends, length, side="right"))
+        if kept == len(ends):
             return
         for name in _EPOCH:
             self._epochs[name].length = kept
         for name in _VALIDATION:
+            steps, values = self._measured[name]
+            steps.length = values.length = int(np.searchsorted(steps.now, length, side="right"))
             self._thinned[name] = Thinned()
 
     def _source(self, name: str) -> Floats:
-        return (self._batch if name in _BATCH else self._epochs)[name].now
+        """The full data of a measured column: one value a step, or one per measured validation."""
+        return self._batch[name].now if name in _BATCH else self._measured[name][1].now
 
     # ---- columns out
 
@@ -196,9 +212,9 @@ class History:
             if name in _BATCH:
                 return self._batch[name].now.copy()
             column = np.full(length, np.nan)
-            steps = self._epochs["step"].now
+            steps = self._measured[name][0].now
             here = (steps >= 1) & (steps <= length)
-            column[steps[here] - 1] = self._epochs[name].now[here]
+            column[steps[here] - 1] = self._measured[name][1].now[here]
             return column
 
     @property
@@ -255,6 +271,12 @@ class History:
         with self.lock:
             return self._any("accuracy") or self._any("val_accuracy")
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether a finite loss was measured."""
+        with self.lock:
+            return self._any("loss")
+
     def _any(self, name: str) -> bool:
         thinned = self._thin(name)
         return thinned.length > thinned.bad
@@ -266,18 +288,17 @@ class History:
         if column not in MEASURED:
             raise ValueError(f"column={column!r}: not a measured column. Choose one of: {', '.join(MEASURED)}.")
         with self.lock:
-            parts = self.stretches(column, 1)
-            if not parts.finite.sum():
+            at = self._thin(column).position(largest=column.endswith("accuracy"))
+            if at < 0:
                 return None
-            largest = column.endswith("accuracy")
-            value, step = (parts.high, parts.high_at) if largest else (parts.low, parts.low_at)
-            return {"step": int(step[0]), "epoch": self.epoch_of(int(step[0])), column: float(value[0])}
+            step = at + 1 if column in _BATCH else int(self._measured[column][0].now[at])
+            epoch = int(self.epoch_at(np.array([step]))[0])
+            return {"step": step, "epoch": epoch, column: float(self._source(column)[at])}
 
-    def epoch_of(self, step: int) -> int:
-        """The number of the epoch that `step` (from 1) belongs to."""
+    def epoch_at(self, steps: Ints) -> Ints:
+        """The number of the epoch of each of some steps, from 1 on, of a history that has some."""
         with self.lock:
-            where = bisect_right(self._begins.now, step - 1) - 1
-            return int(self._numbers.now[max(where, 0)]) if self._numbers.length else 0
+            return self._numbers.now[np.searchsorted(self._begins.now, steps - 1, side="right") - 1]
 
     def epochs_done(self, step: int | None = None) -> float:
         """How many epochs were through after `step` (default: the newest), e.g. 3.2; the number of the epoch where
@@ -285,13 +306,32 @@ class History:
         """
         with self.lock:
             step = len(self) if step is None else step
-            if not self._numbers.length or step < 1:
-                return 0.0
-            where = max(bisect_right(self._begins.now, step - 1) - 1, 0)
-            number = int(self._numbers.now[where])
+            return float(self.epochs_done_at(np.array([step]))[0]) if len(self) and step >= 1 else 0.0
+
+    def epochs_done_at(self, steps: Ints) -> Floats:
+        """`epochs_done` of several steps, from 1 on, of a history that has some."""
+        with self.lock:
+            where = np.searchsorted(self._begins.now, steps - 1, side="right") - 1
+            numbers = self._numbers.now[where]
             if not self.steps_per_epoch:
-                return float(number)
-            return number - 1 + min(1.0, (step - int(self._begins.now[where])) / self.steps_per_epoch)
+                return numbers.astype(np.float64)
+            return numbers - 1 + np.minimum(1.0, (steps - self._begins.now[where]) / self.steps_per_epoch)
+
+    def values_at(self, column: str, steps: Ints) -> Floats:
+        """A measured column at some steps, shape as `steps`: for validation the newest value at that step, NaN
+        where there was none yet.
+        """
+        with self.lock:
+            if column in _BATCH:
+                return self._batch[column].now[steps - 1]
+            steps_measured, values = (grown.now for grown in self._measured[column])
+            return _pick(values, np.searchsorted(steps_measured, steps, side="right") - 1, np.nan)
+
+    def validated_at(self, steps: Ints) -> Ints:
+        """The step of the newest validation at each of some steps; 0 where there was none yet."""
+        with self.lock:
+            measured = self._measured["val_loss"][0].now
+            return _pick(measured, np.searchsorted(measured, steps, side="right") - 1, 0)
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame, one row a step: step, epoch, loss, accuracy, val_loss, val_accuracy.
@@ -318,18 +358,20 @@ class History:
         return thinned
 
     def stretches(self, column: str, limit: int = LIMIT) -> Stretches:
-        """The thinned form of a measured column, at most `limit` stretches; positions are steps, from 1 (0: none).
+        """The thinned form of a measured column, at most `limit` stretches.
 
         The cost does not depend on the number of steps.
         """
         with self.lock:
-            parts = self._thin(column).stretches(limit)
-            if column in _BATCH:
-                steps = [at + 1 for at in (parts.low_at, parts.high_at, parts.least_at)]
-            else:
-                ends = np.append(self._epochs["step"].now, 0)  # position -1, none, reads the 0
-                steps = [ends[at] for at in (parts.low_at, parts.high_at, parts.least_at)]
-            return parts._replace(low_at=steps[0], high_at=steps[1], least_at=steps[2])
+            thinned = self._thin(column)
+            return thinned.stretches(limit, None if column in _BATCH else self._measured[column][0].now)
+
+    def limits(self, column: str) -> tuple[float, float, float]:
+        """The smallest, the largest and the smallest positive finite value of a measured column; +inf, -inf, +inf
+        if there is none.
+        """
+        with self.lock:
+            return self._thin(column).limits()
 
     def trouble(self, column: str) -> tuple[int, int, int]:
         """Of a measured column: how many values are NaN or infinite, the step of the first of them (0: none), and
@@ -339,7 +381,7 @@ class History:
             thinned = self._thin(column)
             first = thinned.first_bad
             if column not in _BATCH and first >= 0:
-                first = int(self._epochs["step"].now[first]) - 1
+                first = int(self._measured[column][0].now[first]) - 1
             return thinned.bad, first + 1, thinned.not_positive
 
     def summary(self) -> str:

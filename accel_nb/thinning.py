@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LIMIT = 512  # stretches; even, so that they join in pairs
+_ROWS = np.arange(3)[:, None] * 2 * LIMIT  # where each row of the extremes begins, counted flat
 _CHUNK = 1 << 16  # values handled at once: bounds the memory of one very long block
 
 
@@ -52,11 +53,12 @@ class Thinned:
     def __init__(self) -> None:
         self.width, self.length = 1, 0
         self.bad, self.first_bad, self.not_positive = 0, -1, 0
-        # Rows: low, high with its sign turned, least. With the sign turned all three are minima.
-        self._best = np.full((3, LIMIT), np.inf)
-        self._at = np.full((3, LIMIT), -1, dtype=np.int64)
-        self._total = np.zeros(LIMIT)
-        self._finite = np.zeros(LIMIT, dtype=np.int64)
+        # Rows: low, high with its sign turned, least. With the sign turned all three are minima. The second half
+        # stays empty: a last group of stretches may reach into it.
+        self._best = np.full((3, 2 * LIMIT), np.inf)
+        self._at = np.full((3, 2 * LIMIT), -1, dtype=np.int64)
+        self._total = np.zeros(2 * LIMIT)
+        self._finite = np.zeros(2 * LIMIT, dtype=np.int64)
 
     def extend(self, values: Floats) -> None:
         """Add `values`, shape `(k,)`, at the end: O(k) however long the series is."""
@@ -102,48 +104,58 @@ class Thinned:
 
     def _join_pairs(self) -> None:
         half = LIMIT // 2
-        left, right = self._best[:, 0::2], self._best[:, 1::2]
-        turned = right < left
-        best = np.where(turned, right, left)
-        at = np.where(turned, self._at[:, 1::2], self._at[:, 0::2])
+        left, right = slice(0, LIMIT, 2), slice(1, LIMIT, 2)
+        turned = self._best[:, right] < self._best[:, left]
+        best = np.where(turned, self._best[:, right], self._best[:, left])
+        at = np.where(turned, self._at[:, right], self._at[:, left])
         self._best[:, :half], self._best[:, half:] = best, np.inf
         self._at[:, :half], self._at[:, half:] = at, -1
         with np.errstate(over="ignore", invalid="ignore"):
-            self._total[:half] = self._total[0::2] + self._total[1::2]
-        self._finite[:half] = self._finite[0::2] + self._finite[1::2]
+            self._total[:half] = self._total[left] + self._total[right]
+        self._finite[:half] = self._finite[left] + self._finite[right]
         self._total[half:], self._finite[half:] = 0.0, 0
         self.width *= 2
 
-    def stretches(self, limit: int = LIMIT) -> Stretches:
-        """At most `limit` stretches (at least 1): copies, so that the series may grow meanwhile."""
+    def stretches(self, limit: int = LIMIT, steps: Ints | None = None) -> Stretches:
+        """At most `limit` stretches (at least 1): copies, so that the series may grow meanwhile.
+
+        `steps` holds the step of each value, shape `(length,)`; without it, steps count from 1.
+        """
         used = -(-self.length // self.width)
         group = max(1, -(-used // limit))
         number = -(-used // group)
-        if number * group > LIMIT:  # the last group would reach past the end: give it room
-            room = number * group - LIMIT
-            best = np.pad(self._best, ((0, 0), (0, room)), constant_values=np.inf)
-            at = np.pad(self._at, ((0, 0), (0, room)), constant_values=-1)
-            total, finite = np.pad(self._total, (0, room)), np.pad(self._finite, (0, room))
-        else:
-            best, at = self._best[:, : number * group], self._at[:, : number * group]
-            total, finite = self._total[: number * group], self._finite[: number * group]
-        if group == 1:
-            best, at, finite = best.copy(), at.copy(), finite.copy()
-        else:
-            parts = best.reshape(3, number, group)
-            which = parts.argmin(axis=2)[:, :, None]
-            best = np.take_along_axis(parts, which, axis=2)[:, :, 0]
-            at = np.take_along_axis(at.reshape(3, number, group), which, axis=2)[:, :, 0]
-            with np.errstate(over="ignore", invalid="ignore"):
-                total = total.reshape(number, group).sum(axis=1)
-            finite = finite.reshape(number, group).sum(axis=1)
+        here = number * group
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if group == 1:
+                best, at = self._best[:, :here].copy(), self._at[:, :here].copy()
+                total, finite = self._total[:here], self._finite[:here].copy()
+            else:
+                parts = self._best[:, :here].reshape(3, number, group)
+                # Where the winners stand in the flat arrays: each row of three, each group, the best within it.
+                flat = parts.argmin(axis=2) + np.arange(0, here, group) + _ROWS
+                best, at = self._best.take(flat), self._at.take(flat)
+                total = np.add.reduce(self._total[:here].reshape(number, group), axis=1)
+                finite = np.add.reduce(self._finite[:here].reshape(number, group), axis=1)
+            mean = total / finite
+        low, high = best[0], -best[1]
+        if not np.isfinite(total).all():  # a sum beyond the largest float
+            lost = ~np.isfinite(total) & (finite > 0)
+            mean[lost] = low[lost] / 2 + high[lost] / 2
+        if steps is None:
+            at += 1
+        elif number:
+            at = np.where(at < 0, 0, steps[at])
         size = np.full(number, group * self.width)
         if number:
             size[-1] = self.length - (number - 1) * group * self.width
-        low, high = best[0], -best[1]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = total / finite
-        lost = ~np.isfinite(mean) & (finite > 0)  # a sum beyond the largest float
-        if lost.any():
-            mean[lost] = low[lost] / 2 + high[lost] / 2
         return Stretches(low, at[0], high, at[1], best[2], at[2], mean, finite, size)
+
+    def limits(self) -> tuple[float, float, float]:
+        """The smallest, the largest and the smallest positive finite value; +inf, -inf, +inf if there is none."""
+        low, high, least = self._best.min(axis=1).tolist()
+        return low, -high, least
+
+    def position(self, largest: bool) -> int:
+        """The 0-based position of the first of the largest, or smallest, finite values; -1 if there is none."""
+        row = int(largest)
+        return int(self._at[row, self._best[row].argmin()])
