@@ -215,7 +215,7 @@ def test_nbval_fails(name, verdicts):
 
 @pytest.mark.parametrize("path", ALL, ids=NAMES)
 def test_nbval_sees_a_changed_output_of(path, tmp_path):
-    """The notebook up to its first stored output, with that output changed. (`make nbval`: unchanged, it passes.)"""
+    """Up to its first stored output, with that output changed. Unchanged, `make nbval` passes it."""
     notebook = nf.read(path)
     place = next(i for i, cell in enumerate(notebook.cells) if cell.get("outputs"))
     notebook.cells = notebook.cells[: place + 1]
