@@ -111,11 +111,11 @@ def check_used(asked: str, device_used: str, framework: str = "", diagnosis: Dia
     if not framework:
         framework = "tensorflow" if "tensorflow" in sys.modules else "pytorch"
     why = (diagnosis or diagnose()).verdict(framework, kind)
-    told = f"{why.text} {why.fix}".strip()
+    told = f"{why.text}\nFix: {why.fix}"
     if why.usable:
-        told = "The framework can use it here; the program placed its work elsewhere. Check the program's device."
+        told = "The framework can use it here: the program placed its work elsewhere.\nFix: look at its device."
     raise AcceleratorError(
-        f"Asked for {asked.upper()}, got {used.upper()} ({device_used}): {told} "
+        f"Asked for {asked.upper()}, got {used.upper()} ({device_used}). {told}\n"
         f"To train there on purpose, pass accelerator={used!r}."
     )
 
@@ -213,7 +213,8 @@ def machine_lines(machine: Machine) -> list[tuple[str, str]]:
     """The machine in a few lines: (label, text), such as ("GPU", "0: Tesla T4 · 14.6 of 15.0 GiB free · ...")."""
     cpu = machine.cpu
     cores = f"{cpu.cores} core{'s' if cpu.cores != 1 else ''}"
-    lines = [("CPU", " · ".join([cpu.name, cores, *cpu.features[:2], _memory(cpu.memory_free, cpu.memory_total)]))]
+    parts = [cpu.name, cores, *cpu.features[:2], _memory(cpu.memory_free, cpu.memory_total)]
+    lines = [("CPU", " · ".join(part for part in parts if part))]
     version = f"driver {machine.driver}" if machine.driver else ""
     if machine.driver_cuda:
         version += f" (runs up to CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]})"

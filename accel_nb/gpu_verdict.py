@@ -77,11 +77,7 @@ def _hardware(case: Case) -> Answer | None:
             "  ", " "
         )
         return no("no_gpu_in_container", text, "Start the container with: --gpus all")
-    count = (
-        f"{machine.nvidia_pci} NVIDIA card{'s' if machine.nvidia_pci > 1 else ''}"
-        if machine.nvidia_pci
-        else "A card"
-    )
+    count = f"{machine.nvidia_pci} NVIDIA cards" if machine.nvidia_pci > 1 else "An NVIDIA card"
     fix = COLAB_RESET if machine.colab else "Install the NVIDIA driver for this system, then restart the machine."
     return no("no_driver", f"{count} found, but no driver answers.", fix)
 
@@ -151,7 +147,7 @@ def _fit(case: Case) -> Answer | None:
         text = f"{case.name} has no code for {shown}: it was built for the compute capabilities {made_for}."
         newest = max(filter(None, map(_architecture, arch_list)), default=(0, 0))
         too_new = any((cards[name] or newest) > newest for name in lacking)
-        fix = f"Install a {'newer' if too_new else 'older'} {NAMES[case.framework]}, one built for this card."
+        fix = f"Install {'a newer' if too_new else 'an older'} {NAMES[case.framework]}, one built for this card."
         return no("architecture", text, fix, arch_list=list(facts.arch_list))
     return None
 

@@ -88,7 +88,8 @@ def ready(text: str, **details: Any) -> Answer:
 
 
 def no(reason: str, text: str, fix: str, **details: Any) -> Answer:
-    return False, reason, text, fix, details
+    ended = text if text.endswith((".", "…", "!")) else f"{text}."  # a quoted error often has no full stop
+    return False, reason, ended, fix, details
 
 
 def checking(case: Case, usable: bool = False) -> Answer:
