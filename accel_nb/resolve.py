@@ -141,7 +141,11 @@ def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Fa
     from accel_nb.machine import machine as look
 
     machine = look() if machine is None else machine
-    diagnosis = diagnose(machine) if diagnosis is None else diagnosis
+    if diagnosis is None:
+        diagnosis = diagnose(machine, probe=False)
+        kinds = ("gpu", "mps") if plan.accelerator == "auto" else (plan.accelerator.partition(":")[0],)
+        if any(diagnosis.verdict(plan.framework, kind).reason == "checking" for kind in kinds if kind != "cpu"):
+            diagnosis = diagnose(machine)  # seconds, and only where an accelerator waits for its word
     dataset = None
     if facts is None:
         facts, dataset = facts_of(plan)
