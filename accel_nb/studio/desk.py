@@ -1,0 +1,216 @@
+"""The settings side of the panel: what the controls say, the plan it makes, and what that plan comes to here.
+
+No decision is made here. `Plan` and `resolve` refuse and choose; the desk asks them, and shows their reasons.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from accel_nb.data import NAMED
+from accel_nb.diagnose import Accelerators, Diagnosis, diagnose
+from accel_nb.errors import AccelNbError, Refusal
+from accel_nb.plan import FRAMEWORKS, Plan, make_plan
+from accel_nb.resolve import Resolved, resolve
+from accel_nb.studio.cards import Cards
+from accel_nb.studio.controls import Data, RunWith, Training
+from accel_nb.studio.fields import row
+from accel_nb.studio.model_editor import ModelEditor
+from accel_nb.studio.tabs import MachineTab
+from accel_nb.studio.words import Words
+from accel_nb.studio.work import Background
+
+
+class Desk:
+    """Controls, the plan they make, and its resolution.
+
+    Attributes
+    ----------
+    fields : field of the Plan -> what the controls say, valid or not.
+    refusal : why this cannot be trained, or None.
+    resolved : the last plan that could be, resolved; None before the first one.
+    """
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        words: Words,
+        machine_tab: MachineTab,
+        background: Background,
+        told: Callable[[dict[str, Any]], None],
+    ) -> None:
+        plan = make_plan(**fields)
+        self.fields: dict[str, Any] = plan._fields()
+        self.refusal: BaseException | None = None
+        self.resolved: Resolved | None = None
+        self.diagnosis: Diagnosis = diagnose(probe=False)
+        self._words, self._machine_tab, self._background, self._told = words, machine_tab, background, told
+        self._lock = threading.RLock()
+        self._number = 0  # of the newest change; an answer to an older one is not shown
+        self._facts: tuple[Any, Any, list[str]] | None = None  # key, facts and notes of the data looked at last
+        change, refuse = words.guard(self.change), self._bounce
+        self.cards = Cards(words.guard(self._pick_card), refuse)
+        self.run_with = RunWith(change, refuse)
+        self.data = Data(plan.data, plan.data_args, change, refuse)
+        self.model = ModelEditor(plan.model, change, refuse)
+        self.training = Training(change, refuse)
+        self.rows = [
+            row("Accelerator", self.cards.ui),
+            self.run_with.ui,
+            self.data.ui,
+            self.model.ui,
+            self.training.ui,
+        ]
+        self.after: Callable[[], None] = lambda: None  # called when plan, refusal or resolution changed
+        self._fill()
+        self.cards.show(self.diagnosis, plan.accelerator)
+
+    @property
+    def plan(self) -> Plan:
+        """What the controls say, as a Plan; PlanError where it is none."""
+        return make_plan(**self.fields)
+
+    # ---- from the person
+
+    def change(self, **fields: Any) -> None:
+        """Other values for some fields, as a person sets them."""
+        with self._lock:
+            self.fields = {**self.fields, **fields}
+        self._words.clear_error()
+        self._fill()
+        self._told(fields)
+        self.look()
+
+    def _pick_card(self, value: str) -> None:
+        self.change(accelerator=value)
+
+    def _bounce(self, reason: str) -> None:
+        self._words.say(reason, bad=True)
+
+    def see(self, diagnosis: Diagnosis) -> None:
+        """A newer diagnosis, for example with the probes' answers."""
+        self.diagnosis = diagnosis
+        self._machine_tab.show_machine(Accelerators(diagnosis)._repr_html_(), diagnosis.checking)
+        self.look()
+
+    # ---- to the screen
+
+    def _fill(self) -> None:
+        fields = self.fields
+        self.run_with.fill(fields)
+        self.data.fill(fields)
+        self.model.fill(fields["model"], fields["model_args"])
+        self.training.fill(fields)
+
+    def look(self, *, here: bool = False) -> None:
+        """Judge what the controls say: at once what a Plan refuses, the rest in the background (or `here`)."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+        try:
+            plan = self.plan
+        except AccelNbError as problem:
+            self._refuse(problem)
+            return
+        if here:
+            self._judge(plan, number)
+        else:
+            self._background.submit("plan", lambda: self._judge(plan, number))
+
+    def _judge(self, plan: Plan, number: int) -> None:
+        diagnosis = self.diagnosis
+        try:
+            resolved = self._resolve(plan, diagnosis)
+        except AccelNbError as problem:
+            with self._lock:
+                if number != self._number:
+                    return
+                self._refuse(problem)
+        else:
+            with self._lock:
+                if number != self._number:
+                    return
+                self._accept(resolved)
+        self._cross_out(plan, diagnosis, number)
+
+    def _resolve(self, plan: Plan, diagnosis: Diagnosis) -> Resolved:
+        """`resolve`, with the data looked at once as long as they stay the same."""
+        which = plan.data if isinstance(plan.data, str) else id(plan.data)
+        key = (which, repr(plan.data_args), plan.validation, plan.seed)
+        if self._facts is not None and self._facts[0] == key:
+            _, facts, notes = self._facts
+            resolved = resolve(plan, machine=diagnosis.machine, diagnosis=diagnosis, facts=facts)
+            resolved.notes[:0] = notes
+            return resolved
+        resolved = resolve(plan, machine=diagnosis.machine, diagnosis=diagnosis)
+        loaded, resolved.loaded = resolved.loaded, None  # a panel that is open holds no data
+        self._facts = (key, resolved.facts, list(loaded.notes) if loaded is not None else [])
+        return resolved
+
+    def _refuse(self, problem: AccelNbError) -> None:
+        self.refusal = problem
+        field = problem.field if isinstance(problem, Refusal) else ""
+        self._mark(field)
+        self.cards.show(self.diagnosis, self.fields["accelerator"])
+        if field == "data":
+            self.data.clear()
+        if self.diagnosis.checking and field == "accelerator":
+            self._words.say(str(problem))
+            self._words.refusing = True
+        else:
+            self._words.refuse(problem)
+        self.after()
+
+    def _accept(self, resolved: Resolved) -> None:
+        self.refusal, self.resolved = None, resolved
+        self._mark("")
+        if self._words.refusing:
+            self._words.clear()
+        self.cards.show(self.diagnosis, resolved.plan.accelerator)
+        self.run_with.show(resolved)
+        self.data.show(resolved)
+        self.model.show(resolved)
+        self.training.show(resolved)
+        self._machine_tab.show_choices(resolved)
+        self.after()
+
+    def _mark(self, field: str) -> None:
+        self.training.mark(field)
+        self.model.mark(field)
+
+    def _cross_out(self, plan: Plan, diagnosis: Diagnosis, number: int) -> None:
+        """Try each other choice, and grey out those that would be refused, with the reason."""
+        choices = {name: [value for _, value in one.entries] for name, one in self.run_with.choices.items()}
+        choices["model"] = [value for _, value in self.model.choice.entries]
+        choices["framework"] = list(FRAMEWORKS)
+        why = {
+            name: [self._why_not(plan, diagnosis, name, value) for value in values]
+            for name, values in choices.items()
+        }
+        with self._lock:
+            if number != self._number:
+                return
+            for name, one in self.run_with.choices.items():
+                one.reasons(why[name])
+            self.model.reasons(why["model"])
+            self.run_with.framework.reasons(dict(zip(FRAMEWORKS, why["framework"], strict=True)))
+
+    def _why_not(self, plan: Plan, diagnosis: Diagnosis, name: str, value: Any) -> str:
+        # an own model belongs to its framework: another framework is refused because of the model
+        about = {name, "model"} if name == "framework" else {name}
+        try:
+            facts = self._facts[1] if self._facts is not None else None
+            if facts is None:
+                plan.replace(**{name: value})
+            else:
+                resolve(plan.replace(**{name: value}), machine=diagnosis.machine, diagnosis=diagnosis, facts=facts)
+        except Refusal as problem:
+            return f"{problem.why} {problem.do}" if problem.field in about else ""
+        return ""
+
+    @property
+    def own_data(self) -> bool:
+        """Whether the data have to be read before the plan can be judged."""
+        return not (isinstance(self.fields["data"], str) and self.fields["data"] in NAMED)

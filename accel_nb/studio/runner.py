@@ -1,0 +1,214 @@
+"""The running side of the panel: Train, Pause and Stop, the progress of the run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import ipywidgets as widgets
+
+from accel_nb import api
+from accel_nb.errors import AccelNbError
+from accel_nb.live import progress, status_line
+from accel_nb.plan import Plan
+from accel_nb.run import Run
+from accel_nb.studio.fields import button, row, text_html
+from accel_nb.studio.style import bar
+from accel_nb.studio.words import Words
+
+READY = "ready"
+
+
+class Runner:
+    """Starts a run, follows it, and hands on what a person asks of it.
+
+    `began(run)` is called when a run is followed from then on, `draw()` after each change of it, `ended(run)` once
+    at its end; the last two from the run's own thread.
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        directory: str | Path | None,
+        began: Callable[[Run], None],
+        draw: Callable[[], None],
+        ended: Callable[[Run], None],
+    ) -> None:
+        self.run: Run | None = None
+        self._words, self._directory = words, directory
+        self._began, self._draw, self._ended = began, draw, ended
+        self._lock = threading.RLock()
+        self._starting: Future[Run] | None = None
+        self._asked = ""  # "pause", "resume" or "stop": what was pressed and has not happened yet
+        self._seen_end = True
+        self._refused = ""
+        self.finished = threading.Event()  # set when all that a run leaves in the notebook is there
+        self.train = button("▶\ufe0e Train", "Train the model as set above", "anb-go")
+        self.pause = button("❚❚ Pause", "Hold the run with everything in memory")
+        self.stop = button("■ Stop", "Stop after the present steps; model and curve are kept", "anb-stop")
+        self.line = text_html(bar(0, READY), "anb-wide")
+        self.ui = row("", self.train, self.pause, self.stop, self.line)
+        self.buttons()
+
+    @property
+    def live(self) -> bool:
+        """Whether a run is starting or has not ended."""
+        return self._starting is not None or (self.run is not None and not self.run.ended)
+
+    # ---- what is asked
+
+    def begin(self, plan: Plan) -> Future[Run]:
+        """Start a run, unless one is on its way: then that one. The future holds the Run, or what stopped it."""
+        with self._lock:
+            if self._starting is not None:
+                return self._starting
+            future: Future[Run] = Future()
+            if self.run is not None and not self.run.ended:
+                future.set_result(self.run)
+                return future
+            self._starting = future
+        self._words.clear_error()
+        self.buttons()
+        self._show_line(0, "writing the run's directory")
+        threading.Thread(target=self._start, args=(plan, future), name="accel_nb start", daemon=True).start()
+        return future
+
+    def _start(self, plan: Plan, future: Future[Run]) -> None:
+        try:
+            run = api.start(plan, self._directory, spare=False)
+            self.adopt(run)
+        except BaseException as problem:  # the person waits for an answer, whatever it is
+            with self._lock:
+                self._starting = None
+            self._show_line(0, "not started")
+            self._words.failed(problem)
+            self.buttons()
+            future.set_exception(problem)
+        else:
+            with self._lock:
+                self._starting = None
+            self.buttons()
+            future.set_result(run)
+
+    def adopt(self, run: Run) -> None:
+        """Follow this run from now on."""
+        with self._lock:
+            before, self.run = self.run, run
+            self._asked, self._seen_end = "", False
+            self.finished.clear()
+        if before is not None:
+            before.unlisten(self._changed)
+        self._began(run)
+        run.listen(self._changed)
+        self.buttons()
+
+    def pausing(self) -> None:
+        """Pause a running run, let a paused one go on."""
+        run = self._live_run()
+        if run.status == "paused":
+            run.resume()
+            self._asked = "resume"
+        else:
+            run.pause()
+            self._asked = "pause"
+        self.buttons()
+
+    def stopping(self) -> None:
+        """Stop the run politely; pressed again, end it at once."""
+        if self._starting is not None:
+            return
+        self._live_run().stop()
+        self._asked = "stop"
+        self.buttons()
+
+    def _live_run(self) -> Run:
+        run = self.run
+        if run is None or run.ended:
+            raise AccelNbError("No run is going on. Press Train, or call train().")
+        return run
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for the end of the run; RunFailed if it failed."""
+        starting = self._starting
+        if starting is not None:
+            starting.result(timeout)
+        if self.run is None:
+            raise AccelNbError("No run was started. Press Train, or call train().")
+        try:
+            return self.run.wait(timeout)
+        finally:
+            if self.run.ended:
+                self.finished.wait(30)  # the picture that stays belongs to this cell
+
+    # ---- what happens
+
+    def _changed(self, run: Run) -> None:
+        """From the run's thread, after each change."""
+        if run is not self.run:
+            run.unlisten(self._changed)
+            return
+        try:
+            status = run.status
+            if (self._asked, status) in (("pause", "paused"), ("resume", "running")):
+                self._asked = ""
+            self.buttons()
+            self._show_line(progress(run), status_line(run))
+            self._draw()
+            if run.ended and not self._seen_end:
+                self._seen_end = True
+                self._at_end(run)
+        except Exception as problem:
+            self._words.failed(problem)
+
+    def _at_end(self, run: Run) -> None:
+        if run.status == "failed":
+            error = run.error or {"text": "The run failed without a word."}
+            where = f" At {error['where']}." if error.get("where") else ""
+            self._words.fail(f"{error['text']}{where}", str(error.get("traceback", "")))
+        try:
+            self._ended(run)
+        finally:
+            self.finished.set()
+
+    def refuse(self, reason: str) -> None:
+        """Why Train cannot be pressed; "" if it can."""
+        if reason != self._refused:
+            self._refused = reason
+            self.buttons()
+
+    def buttons(self) -> None:
+        """The buttons tell how things are."""
+        with self._lock:
+            starting = self._starting is not None
+            status = "" if self.run is None else self.run.status
+            live = status not in ("", "done", "stopped", "failed")
+            busy = starting or live
+            label = "Starting…" if starting else "Training…" if live else "▶\ufe0e Train"
+            told = self._refused or "Train the model as set above"
+            if busy:
+                told = "A run is on its way; stop it to start another"
+            _set(self.train, label, told, disabled=busy or bool(self._refused))
+            stop = "Stopping…" if status == "stopping" else "■ Stop"
+            told = "Stop after the present steps; model and curve are kept"
+            if status == "stopping":
+                told = "Press again to end the run at once, without its model"
+            _set(self.stop, stop, told, disabled=not live)
+            paused = status == "paused"
+            label, told = "❚❚ Pause", "Hold the run with everything in memory"
+            if paused:
+                label, told = "▶\ufe0e Resume", "Let the run go on where it was held"
+            waiting = {"pause": "Pausing…", "resume": "Resuming…"}.get(self._asked, "") if live else ""
+            _set(self.pause, waiting or label, told, disabled=not live or status == "stopping" or bool(waiting))
+
+    def _show_line(self, part: float, line: str) -> None:
+        html = bar(part, line)
+        if self.line.value != html:
+            self.line.value = html
+
+
+def _set(one: widgets.Button, text: str, tooltip: str, *, disabled: bool) -> None:
+    for name, value in (("description", text), ("tooltip", tooltip), ("disabled", disabled)):
+        if getattr(one, name) != value:
+            setattr(one, name, value)
