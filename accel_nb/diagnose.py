@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -82,13 +82,35 @@ def diagnose(
     facts = dict(probes or {})
     missing = [framework for framework in FRAMEWORKS if framework not in facts]
     if missing and probe:
-        with ThreadPoolExecutor(len(missing), thread_name_prefix="accel_nb-probe") as pool:
-            answers = list(pool.map(lambda framework: run_probe(framework, here, refresh), missing))
-        facts.update(zip(missing, answers, strict=True))
+        facts.update(_ask(missing, here, refresh))
     elif missing:
         facts.update({framework: known(framework, here) for framework in missing})
     pairs = [(framework, kind) for framework in FRAMEWORKS for kind in ACCELERATORS]
     return Diagnosis(here, facts, {pair: verdict(*pair, here, facts[pair[0]]) for pair in pairs})
+
+
+def _ask(frameworks: list[str], here: Machine, refresh: bool) -> dict[str, Facts]:
+    """Probe several frameworks at the same time.
+
+    Daemon threads, not a pool: an interrupted cell returns at once, and a kernel that ends does not wait for them.
+    """
+    answers: dict[str, Facts] = {}
+    errors: list[BaseException] = []
+
+    def ask(framework: str) -> None:
+        try:
+            answers[framework] = run_probe(framework, here, refresh)
+        except BaseException as error:  # raised again below, in the thread that asked
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(framework,), daemon=True) for framework in frameworks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return answers
 
 
 def check_used(asked: str, device_used: str, framework: str = "", diagnosis: Diagnosis | None = None) -> None:

@@ -6,9 +6,12 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import psutil
 import pytest
 
 from accel_nb import diagnose as module
@@ -98,6 +101,62 @@ def test_the_first_answer_starts_no_process(no_process):
 def test_the_first_answer_knows_what_was_found_before(no_process, monkeypatch):
     monkeypatch.setattr(module, "known", lambda framework, here: PROBES[framework])
     assert not diagnose(BARE, probe=False).checking
+
+
+def test_both_frameworks_are_asked_at_the_same_time(monkeypatch):
+    both = threading.Barrier(2, timeout=30)  # opens only when two are there
+
+    def meet(framework, here, refresh):
+        both.wait()
+        return PROBES[framework]
+
+    monkeypatch.setattr(module, "run_probe", meet)
+    assert diagnose(BARE).facts == PROBES
+
+
+def test_an_error_while_asking_is_not_lost(monkeypatch):
+    def fail(framework, here, refresh):
+        raise PermissionError(framework)
+
+    monkeypatch.setattr(module, "run_probe", fail)
+    with pytest.raises(PermissionError):
+        diagnose(BARE)
+
+
+def test_an_interrupt_does_not_wait_for_the_probes(tmp_path):
+    """A cell that is interrupted returns although a probe hangs, and no process is left when the kernel ends."""
+    stub = tmp_path / "stub.py"
+    stub.write_text(f"""
+import os, runpy, threading, time
+probe = runpy.run_path({str(probing.PROBES["pytorch"])!r}, run_name="probe")
+threading.Thread(target=probe["leave_with"], args=(os.getppid(),), daemon=True).start()
+open({str(tmp_path)!r} + f"/{{os.getpid()}}.pid", "w").close()
+time.sleep(600)
+""")
+    code = f"""
+import os, pathlib, signal, threading, time
+from accel_nb import probing
+from accel_nb.diagnose import diagnose
+here = pathlib.Path({str(tmp_path)!r})
+probing.PROBES.update(pytorch=here / "stub.py", tensorflow=here / "stub.py")
+def interrupt():
+    while len(list(here.glob("*.pid"))) < 2:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    diagnose(refresh=True)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr
+    left = [int(file.stem) for file in tmp_path.glob("*.pid")]
+    assert len(left) == 2
+    give_up = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in left) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not [pid for pid in left if psutil.pid_exists(pid)]
 
 
 def test_this_machine_for_real(shared_cache):
