@@ -40,7 +40,7 @@ def check_arguments(data: Any, data_args: Any) -> dict[str, Any]:
         known = tuple(RANDOM) if data == "random" else ()
     for key in data_args:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
+            close = difflib.get_close_matches(str(key), known, 1, 0.7)
             why = f"There is no setting {shown(key)} for these data."
             here = f"data_args may hold: {', '.join(known) or 'nothing'}."
             do = f'Did you mean "{close[0]}"?' if close else "Leave it out."
@@ -103,7 +103,8 @@ def read_npz(path: Path) -> tuple[Any, Any, Any, Any]:
         do = "Save the arrays with numpy.savez(path, x=x, y=y)."
         raise DataError("data", given, "It is not the path of an .npz file.", do)
     try:
-        with np.load(path.expanduser(), allow_pickle=False) as file:
+        # opened here, because np.load leaves a damaged file open
+        with path.expanduser().open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return _parts(file, given)
     except DataError:
         raise
