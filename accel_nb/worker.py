@@ -27,7 +27,9 @@ OWNER_GONE = 75  # exit code: the kernel is gone and the program did not end in 
 GRACE = 3.5  # seconds from the owner's end to the worker's; the promise is 5
 POLL = 0.25  # seconds between looks at the owner
 
-MODULES = {"pytorch": ("torch",), "tensorflow": ("tensorflow", "keras")}
+# PyTorch's optimizers import torch._dynamo when the first one is made: as long as torch itself takes, and better spent
+# while the spare worker waits.
+MODULES = {"pytorch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow", "keras")}
 
 
 def plain(value: Any) -> Any:
@@ -237,6 +239,10 @@ class Reporter:
         if event == "started":
             self._check_device(values)
             self.planned = values["steps_per_epoch"] * self.plan["plan"]["epochs"]
+            if values["device"] == "cpu":
+                from accel_nb.machine import machine
+
+                values["device_name"] = machine().cpu.name  # the frameworks tell no more than the architecture
             values["asked"] = self.plan["asked"]["accelerator"]
             values["reasons"] = self.plan["reasons"]
             self.events.write("started", **values)
