@@ -100,14 +100,14 @@ def memory_needed(
 ) -> int:
     """Bytes that training needs on the device; an estimate, without what the framework takes for itself.
 
-    With P parameters, S numbers of optimizer state per parameter (Adam and AdamW 2: both moments; RMSprop 1: the
-    mean square; with momentum 1 more) and A numbers per sample kept for the backward pass, of b bytes each:
+    With P parameters, S numbers of optimizer state per parameter (Adam and AdamW 2: both moments; RMSprop 1:
+    the mean square; with momentum 1 more) and A numbers per sample kept for the backward pass, of b bytes each:
 
         4 P (weights) + 4 P (gradients) + 4 S P + batch_size * (A + 2 * largest layer) * b + data_bytes
 
     Twice the largest layer is for the gradients that flow between two layers. b is 4, in bf16 and fp16 2; these
-    two also hold a 2-byte copy of the weights. A is what the frameworks' backward passes save: a layer's input, of
-    batch norm its input and output, of max-pooling also the places of the maxima, of dropout its mask.
+    two also hold a 2-byte copy of the weights. A is what the frameworks' backward passes save: a layer's input,
+    of batch norm its input and output, of max-pooling also the places of the maxima, of dropout its mask.
     """
     parameters = sum(layer.parameters for layer in table)
     states = _STATES[optimizer] + bool((optimizer_args or {}).get("momentum"))
