@@ -218,8 +218,8 @@ def last_batch(samples: int, batch_size: int) -> int:
 def _validation_count(samples: int, fraction: float) -> int:
     """How many of `samples` are kept for validation: the fraction, rounded up. DataError if none would be left.
 
-    >>> _validation_count(1797, 0.2), _validation_count(30, 0.1), _validation_count(10, 1e-20), _validation_count(10, 0)
-    (360, 3, 1, 0)
+    >>> _validation_count(1797, 0.2), _validation_count(30, 0.1), _validation_count(10, 0)
+    (360, 3, 0)
     """
     # 30 * 0.1 is a little more than 3 in binary, so the product is rounded; but any share is at least one sample.
     count = max(math.ceil(round(samples * fraction, 9)), 1 if fraction else 0)
