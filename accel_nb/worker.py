@@ -27,8 +27,8 @@ OWNER_GONE = 75  # exit code: the kernel is gone and the program did not end in 
 GRACE = 3.5  # seconds from the owner's end to the worker's; the promise is 5
 POLL = 0.25  # seconds between looks at the owner
 
-# PyTorch's optimizers import torch._dynamo when the first one is made: as long as torch itself takes, and better spent
-# while the spare worker waits.
+# PyTorch's optimizers import torch._dynamo when the first one is made, which takes as long as torch itself: time
+# better spent while the spare worker waits.
 MODULES = {"pytorch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow", "keras")}
 
 
