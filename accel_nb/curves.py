@@ -19,7 +19,7 @@ import numpy as np
 from accel_nb import scales
 from accel_nb.frame import BELOW, BETWEEN, BOX, HEIGHT, LEFT, RIGHT, TOP, frame, style_sheet
 from accel_nb.history import History
-from accel_nb.lines import FINE, extremes, gaps, means, path, smoothed
+from accel_nb.lines import FINE, dots, extremes, gaps, means, path, smoothed
 from accel_nb.scales import Scale
 from accel_nb.thinning import Ints, Stretches
 
@@ -31,7 +31,7 @@ Earlier = Sequence[tuple[str, History]]
 MAX_BYTES = 15_000
 
 # Drawn stretches per line; a stretch is at most two points. Small enough for MAX_BYTES in the worst case.
-_TRAIN, _VALIDATION, _EARLIER = 90, 48, 144  # the earlier runs of a chart share theirs
+_TRAIN, _VALIDATION, _EARLIER = 76, 48, 144  # the earlier runs of a chart share theirs
 _MAX_EARLIER = 6
 
 
@@ -143,10 +143,10 @@ class _Drawing:
             elif other_low <= other_high:
                 room = high - low if math.isfinite(high - low) else 0.0
                 low, high = max(min(low, other_low), low - room), min(max(high, other_high), high + room)
-                least = max(min(least, other_least), least / 10)
+                least = max(min(least, other_least), least / 10 or least)  # or: the smallest float
         if column == "accuracy":
             low, high = min(low, 0.0), max(high, 1.0)
-        if log and high > 0:
+        if log and least <= high:
             return scales.scale(least, high, log=True)
         return scales.scale(low, high) if low <= high else scales.scale(0.0, 1.0)
 
@@ -208,8 +208,7 @@ class _Drawing:
         checked = extremes(chart.validation, log=log)
         text.append(_drawn("v", path(checked, scale, *box)))
         if len(checked.step) <= 24:
-            alone = checked._replace(piece=np.arange(len(checked.step)))
-            text.append(_drawn("d", path(alone, scale, *box)))
+            text.append(_drawn("d", dots(checked, scale, *box)))
         text.append(_drawn("x", gaps(parts, *box)))
         if end is not None:
             x, y = end[0][0] / self.steps * self.chart_width * FINE, (1 - scale.up(end[1])[0]) * HEIGHT * FINE

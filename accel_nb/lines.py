@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +59,8 @@ def extremes(parts: Stretches, *, log: bool) -> Points:
     step, value = np.empty((len(low), 2), dtype=np.int64), np.empty((len(low), 2))
     step[:, 0], step[:, 1] = np.minimum(low_at, high_at), np.maximum(low_at, high_at)
     value[:, 0], value[:, 1] = np.where(swap, high, low), np.where(swap, low, high)
+    if whole and not same.any():
+        return Points(step.ravel(), value.ravel(), None)
     keep = np.empty((len(low), 2), dtype=np.bool_)
     keep[:, 0] = low_at > 0
     keep[:, 1] = keep[:, 0] & ~same
@@ -85,16 +86,28 @@ def smoothed(parts: Stretches, smooth: float) -> Stretches:
     """
     length = int(parts.size.sum())
     per_step = smooth ** (min(1.0, 128 / length) if length else 1.0)
+    left = per_step**parts.finite  # of the past, after each stretch; 1 where nothing was measured
+    new = np.where(parts.finite > 0, (1.0 - left) * parts.mean, 0.0)
     total = weight = 0.0
-    values = []
-    for mean, keep in zip(parts.mean.tolist(), (per_step**parts.finite).tolist(), strict=True):
-        if keep < 1.0:  # something was measured here
-            total = keep * total + (1.0 - keep) * mean
-            weight = keep * weight + (1.0 - keep)
-        values.append(total / weight if weight else nan)
-    average = np.array(values)
-    average[parts.finite == 0] = nan
+    totals, weights = [], []
+    for keep, more, share in zip(left.tolist(), new.tolist(), (1.0 - left).tolist(), strict=True):
+        total = keep * total + more
+        weight = keep * weight + share
+        totals.append(total)
+        weights.append(weight)
+    average = np.full(len(totals), np.nan)
+    np.divide(totals, weights, out=average, where=parts.finite > 0)
     return parts._replace(mean=average)
+
+
+def _places(points: Points, scale: Scale, steps: float, width: float, height: float) -> Ints:
+    """Where points stand in a box of `width` x `height` pixels that spans the steps 0 to `steps`: shape
+    `(points, 2)`, in units of 1/FINE pixel from the top left.
+    """
+    where = np.empty((len(points.step), 2))
+    where[:, 0] = points.step * (width * FINE / steps)
+    where[:, 1] = (1.0 - scale.up(points.value)) * (height * FINE)
+    return np.rint(where).astype(np.int64)
 
 
 def path(points: Points, scale: Scale, steps: float, width: float, height: float) -> str:
@@ -103,19 +116,22 @@ def path(points: Points, scale: Scale, steps: float, width: float, height: float
     """
     if not len(points.step):
         return ""
-    where = np.empty((len(points.step), 2))
-    where[:, 0] = points.step * (width * FINE / steps)
-    where[:, 1] = (1.0 - scale.up(points.value)) * (height * FINE)
-    at = np.rint(where).astype(np.int64)
-    moves = [_text_of(move) for move in (at[1:] - at[:-1]).ravel().tolist()]
+    at = _places(points, scale, steps, width, height)
+    moves = (at[1:] - at[:-1]).ravel().tolist()
     cuts = [0, len(at)]
     if points.piece is not None:
         cuts[1:1] = (np.flatnonzero(points.piece[1:] != points.piece[:-1]) + 1).tolist()
     text = []
     for begin, end in pairwise(cuts):
         x, y = at[begin].tolist()
-        text.append(f"M{x} {y}l{''.join(moves[2 * begin : 2 * end - 2])}" if end - begin > 1 else f"M{x} {y}h0")
+        tail = "".join(map(_text_of, moves[2 * begin : 2 * end - 2]))
+        text.append(f"M{x} {y}l{tail}" if tail else f"M{x} {y}h0")
     return "".join(text).replace("l ", "l")
+
+
+def dots(points: Points, scale: Scale, steps: float, width: float, height: float) -> str:
+    """As `path`, but each point a dot."""
+    return "".join([f"M{x} {y}h0" for x, y in _places(points, scale, steps, width, height).tolist()])
 
 
 def gaps(parts: Stretches, steps: float, width: float, height: float) -> str:

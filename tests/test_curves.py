@@ -210,6 +210,18 @@ def test_an_earlier_run_that_blew_up_does_not_flatten_this_one():
     assert "0.0e30" not in texts(root)
 
 
+def test_log_axes_with_odd_earlier_runs():
+    for own, other in (
+        ([-1.0, -2.0], [5.0, 1.0]),
+        ([5e-324, 1.0], [1e-9]),
+        ([math.nan], [2.0, 1.0]),
+        ([1.0], [-1.0]),
+    ):
+        root = parsed(made(own, validation=False), [("e", made(other, validation=False))], log=True)
+        linear = any("linear axis" in text for text in texts(root))
+        assert linear == (own == [-1.0, -2.0])
+
+
 def test_an_earlier_run_that_has_grown_is_drawn_anew():
     earlier = falling(100, seed=3)
     before = lines(parsed(falling(500), [("e", earlier)]), "p")

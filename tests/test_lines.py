@@ -11,7 +11,7 @@ from histories import falling, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_nb.lines import FINE, extremes, gaps, means, path, smoothed
+from accel_nb.lines import FINE, dots, extremes, gaps, means, path, smoothed
 from accel_nb.scales import scale
 
 
@@ -99,6 +99,12 @@ def test_means_stand_in_the_middle():
     history = made(np.arange(1.0, 1025.0), block=64)
     points = means(history.stretches("loss", 64), log=False)
     np.testing.assert_allclose(points.step, points.value)  # the value of each step is its number
+
+
+def test_dots_stand_where_the_line_has_its_points():
+    points = extremes(made([2.0, 0.0, 1.0, 1.5]).stretches("loss"), log=False)
+    found = pieces(dots(points, scale(0, 2), 4, 470, 190))
+    np.testing.assert_array_equal(np.concatenate(found), pieces(path(points, scale(0, 2), 4, 470, 190))[0])
 
 
 def average(values, weight):
