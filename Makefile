@@ -75,10 +75,12 @@ check-python:
 
 lint: install ## check style and types (ruff, mypy) and the notebooks' form
 	@echo "accel_nb: ruff, mypy, form of the notebooks"
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
-	@$(PY) tests/notebook_files.py lint
+	@failed=0; \
+	$(PY) -m ruff check . || failed=1; \
+	$(PY) -m ruff format --check . || failed=1; \
+	$(PY) -m mypy || failed=1; \
+	$(PY) tests/notebook_files.py lint || failed=1; \
+	exit $$failed
 
 unit: install ## run the tests of the package, JOBS at a time
 	@echo "accel_nb: tests of the package, $(JOBS) at a time"
