@@ -78,9 +78,11 @@ def _labels(values: list[float], step: float, power: int) -> list[str]:
     if -5 < power < 5 and decimals <= 7:
         return [f"{value * 10.0**power:,.{decimals}f}" for value in values]
     inner = max(0, -math.floor(math.log10(step) + 1e-9))
-    if inner > 6:  # next to nothing between them: a short label is worth more than one that tells them apart
-        return [f"{value * 10.0**power:.3g}" for value in values]
-    return ["0" if value == 0 else f"{value:.{inner}f}e{power}" for value in values]
+    labels = ["0" if value == 0 else f"{value:.{inner}f}e{power}" for value in values]
+    if max(map(len, labels)) <= 12:
+        return labels
+    # Next to nothing between them: a short label is worth more than one that tells them apart.
+    return [f"{value * 10.0**power:.3g}" for value in values]
 
 
 @lru_cache(maxsize=64)

@@ -64,6 +64,7 @@ def good(axis, low, high):
 @example(-1.7e308, 1.7e308)
 @example(1e300, 1.0000000000000002e300)
 @example(-5.0, -4.0)
+@example(0.0, 3.7e-306)
 def test_a_linear_axis_holds_any_values(a, b):
     low, high = min(a, b), max(a, b)
     good(scale(low, high), low, high)
