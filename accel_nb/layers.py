@@ -59,9 +59,7 @@ def layer_table(
     ['Dense 512 · ReLU', 'Dropout 0.2', 'Dense 10']
     """
     if model not in _BUILDERS:
-        raise ValueError(
-            f"model={model!r}: only the layers of {', '.join(_BUILDERS)} are known before a run."
-        )
+        raise ValueError(f"model={model!r}: only the layers of {', '.join(_BUILDERS)} are known before a run.")
     table = _Table(tuple(input_shape), keras=framework == "tensorflow")
     _BUILDERS[model](table, outputs, **model_args)
     return table.layers
@@ -101,13 +99,13 @@ def memory_needed(
     """Bytes that training needs on the device; an estimate, without what the framework takes for itself.
 
     With P parameters, S numbers of optimizer state per parameter (Adam and AdamW 2: both moments; RMSprop 1:
-    the mean square; with momentum 1 more) and A numbers per sample kept for the backward pass, of b bytes each:
+    the mean square; with momentum 1 more) and A numbers per sample kept for the backward pass, each b bytes:
 
         4 P (weights) + 4 P (gradients) + 4 S P + batch_size * (A + 2 * largest layer) * b + data_bytes
 
-    Twice the largest layer is for the gradients that flow between two layers. b is 4, in bf16 and fp16 2; these
-    two also hold a 2-byte copy of the weights. A is what the frameworks' backward passes save: a layer's input,
-    of batch norm its input and output, of max-pooling also the places of the maxima, of dropout its mask.
+    Twice the largest layer is for the gradients that flow between two layers. b is 4, in bf16 and fp16 2;
+    these two also hold a 2-byte copy of the weights. A is what the backward pass needs: a layer's input, of
+    batch norm its input and output, of max-pooling also the places of the maxima, of dropout its mask.
     """
     parameters = sum(layer.parameters for layer in table)
     states = _STATES[optimizer] + bool((optimizer_args or {}).get("momentum"))
@@ -150,10 +148,10 @@ class _Table:
         self._waiting = 0
         self.layers.append(Layer(name, kind, self.shape, parameters, numbers, label))
 
-    def dense(self, units: int, activation: str = "", name: str = "") -> None:
+    def dense(self, units: int, activation: str = "", *, kept: int = 1, name: str = "") -> None:
         inputs = math.prod(self.shape)
         self.shape = (units,)
-        self.add("Dense", units, activation=activation, parameters=(inputs + 1) * units, kept=1, name=name)
+        self.add("Dense", units, activation=activation, parameters=(inputs + 1) * units, kept=kept, name=name)
 
     def conv(self, filters: int, size: int, stride: int = 1, *, bias: bool = False, name: str = "") -> None:
         height, width, channels = self.shape
@@ -182,7 +180,9 @@ class _Table:
 def _mlp(table: _Table, outputs: int, layers: Sequence[int], activation: str, dropout: float) -> None:
     table.flatten()
     for units in layers:
-        table.dense(units, activation)
+        # dropout needs its mask only: what went into it is kept if the activation needs it
+        kept = 0 if dropout > 0 and activation in _KEEPS_INPUT else 1
+        table.dense(units, activation, kept=kept)
         table.dropout(dropout)
     table.dense(outputs)
 

@@ -6,7 +6,7 @@
 - tight: the same steps as short as they can be written by someone who knows how.
 
 All three train the same model with Adam for the same number of steps on the same synthetic data, and know the
-loss and the accuracy of every step at the end. Repeats are interleaved, so that a busy machine slows all alike;
+loss and the accuracy of every step at the end. Repeats take turns, so that a busy machine slows all alike;
 where other work makes times useless, `--threads 1 --cpu-time` compares processor time.
 A ratio over 1 means that the program is faster than that loop.
 """
@@ -81,9 +81,7 @@ def channels_first(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(-1, 1).contiguous() if x.dim() == 4 else x
 
 
-def start(
-    program: ModuleType, device: torch.device, *, fused: bool
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+def start(program: ModuleType, device: torch.device, *, fused: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = program.build_model().to(device).train()
     return model, torch.optim.Adam(model.parameters(), lr=0.001, fused=fused or None)

@@ -40,9 +40,7 @@ def cnn(input_shape: tuple, outputs: int, filters: list[int], activation: str, d
     modules: list[nn.Module] = []
     for count in filters:
         modules += [
-            nn.Conv2d(
-                channels, count, kernel_size=3, padding=1, bias=False
-            ),  # batch norm has a bias of its own
+            nn.Conv2d(channels, count, kernel_size=3, padding=1, bias=False),  # batch norm has a bias of its own
             nn.BatchNorm2d(count),
             ACTIVATIONS[activation](),
             nn.MaxPool2d(2),

@@ -121,14 +121,10 @@ def layer_table(model: nn.Module, device: torch.device) -> list[list[Any]]:
             try:
                 outputs = model(x)
             except Exception as error:
-                raise ValueError(
-                    f"own_model() cannot take inputs of shape {tuple(x.shape)}: {error}"
-                ) from error
+                raise ValueError(f"own_model() cannot take inputs of shape {tuple(x.shape)}: {error}") from error
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if shape != (2, OUTPUTS):
-                raise ValueError(
-                    f"own_model() gives {shape} for 2 samples, but this data needs {(2, OUTPUTS)}."
-                )
+                raise ValueError(f"own_model() gives {shape} for 2 samples, but this data needs {(2, OUTPUTS)}.")
         else:
             model(x)
     for hook in hooks:
@@ -283,9 +279,7 @@ def train(
         }
     elif ACCELERATOR == "mps":
         if not torch.backends.mps.is_available():
-            raise RuntimeError(
-                f"This run wants an Apple GPU, but PyTorch {torch.__version__} sees none here."
-            )
+            raise RuntimeError(f"This run wants an Apple GPU, but PyTorch {torch.__version__} sees none here.")
         device = torch.device("mps")
         device_name = "Apple GPU"
         versions = {"torch": torch.__version__}
@@ -344,9 +338,7 @@ def train(
         order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
         if DATA_ON_DEVICE:
             order = torch.from_numpy(order).to(device)
-            batches = (
-                (x_train.index_select(0, i), y_train.index_select(0, i)) for i in order.split(BATCH_SIZE)
-            )
+            batches = ((x_train.index_select(0, i), y_train.index_select(0, i)) for i in order.split(BATCH_SIZE))
         else:
             batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
         losses, accuracies = [], []  # since the last fetch, still on the device
