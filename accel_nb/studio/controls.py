@@ -19,8 +19,8 @@ Refused = Callable[[str], None]
 # field of the plan -> label and width
 NUMBERS = {
     "learning_rate": ("lr", "88px"),
-    "batch_size": ("batch", "90px"),
-    "epochs": ("epochs", "92px"),
+    "batch_size": ("batch", "92px"),
+    "epochs": ("epochs", "100px"),
     "seed": ("seed", "76px"),
     "validation": ("validation", "106px"),
     "warmup_steps": ("warm-up", "96px"),
@@ -112,7 +112,11 @@ class Training:
             bare=True,
         )
         self.schedule = Choice(
-            "schedule", [(name, name) for name in SCHEDULES], lambda value: changed(schedule=value), refused
+            "Schedule of the learning rate",
+            [(f"{name} lr", name) for name in SCHEDULES],
+            lambda value: changed(schedule=value),
+            refused,
+            bare=True,
         )
         self.numbers = {
             name: Field(label, partial(self._number, name), width) for name, (label, width) in NUMBERS.items()

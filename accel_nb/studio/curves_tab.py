@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -49,8 +50,8 @@ class CurvesTab:
         with self._lock:
             before = self._run
             if before is not None and before is not run and len(before.history):
-                self._kept[before.name] = before.history
-            self._kept.pop(run.name, None)
+                self._kept[short_name(before.name)] = before.history
+            self._kept.pop(short_name(run.name), None)
             for name in list(self._kept)[:-EARLIER]:
                 del self._kept[name]
             self._hidden &= set(self._kept)
@@ -71,8 +72,9 @@ class CurvesTab:
                 return
             self._last, self._version = moment, version
             earlier = [(name, kept) for name, kept in self._kept.items() if name not in self._hidden]
+            total = None if run.ended else run.total_steps  # a run that was stopped fills the picture, too
             self.picture.value = curves_svg(
-                run.history, earlier, log=self.log.ui.value, smooth=self.smooth.value, total=run.total_steps
+                run.history, earlier, log=self.log.ui.value, smooth=self.smooth.value, total=total
             )
 
     def _later(self, seconds: float) -> None:
@@ -115,3 +117,8 @@ class CurvesTab:
         hidden = name in self._hidden
         one.description = name + (" (hidden)" if hidden else "")
         one.tooltip = f"{'Show' if hidden else 'Hide'} the curve of the earlier run {name}"
+
+
+def short_name(name: str) -> str:
+    """A run's name without its day: "15:33:58 pytorch-mlp-digits"."""
+    return re.sub(r"^\d{8}-(\d\d)(\d\d)(\d\d)-", r"\1:\2:\3 ", name)

@@ -79,9 +79,11 @@ class Desk:
         with self._lock:
             self.fields = {**self.fields, **fields}
         self._words.clear_error()
+        if not self._words.refusing:  # a refusal stays until the answer is there, so that the panel does not jump
+            self._words.clear()
         self._fill()
-        self._told(fields)
-        self.look()
+        if self.look():
+            self._told(fields)
 
     def _pick_card(self, value: str) -> None:
         self.change(accelerator=value)
@@ -104,8 +106,11 @@ class Desk:
         self.model.fill(fields["model"], fields["model_args"])
         self.training.fill(fields)
 
-    def look(self, *, here: bool = False) -> None:
-        """Judge what the controls say: at once what a Plan refuses, the rest in the background (or `here`)."""
+    def look(self, *, here: bool = False) -> bool:
+        """Judge what the controls say: at once what a Plan refuses, the rest in the background (or `here`).
+
+        False if no Plan can be made of it.
+        """
         with self._lock:
             self._number += 1
             number = self._number
@@ -113,11 +118,12 @@ class Desk:
             plan = self.plan
         except AccelNbError as problem:
             self._refuse(problem)
-            return
+            return False
         if here:
             self._judge(plan, number)
         else:
             self._background.submit("plan", lambda: self._judge(plan, number))
+        return True
 
     def _judge(self, plan: Plan, number: int) -> None:
         diagnosis = self.diagnosis
@@ -153,7 +159,9 @@ class Desk:
         self.refusal = problem
         field = problem.field if isinstance(problem, Refusal) else ""
         self._mark(field)
-        self.cards.show(self.diagnosis, self.fields["accelerator"])
+        asked = self.fields["accelerator"]
+        known = self.resolved is not None and asked == "auto"
+        self.cards.show(self.diagnosis, self.resolved.plan.accelerator if known and self.resolved else asked)
         if field == "data":
             self.data.clear()
         if self.diagnosis.checking and field == "accelerator":
