@@ -19,16 +19,30 @@ _HOMES = {
     "Plan": "plan",
     "Run": "run",
     "AccelNbError": "errors",
+    "AcceleratorError": "errors",
     "PlanError": "errors",
     "DataError": "errors",
     "RunFailed": "errors",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = [
+    "AccelNbError",
+    "AcceleratorError",
+    "DataError",
+    "Plan",
+    "PlanError",
+    "Run",
+    "RunFailed",
+    "Studio",
+    "__version__",
+    "accelerators",
+    "runs",
+    "train",
+]
 
 if TYPE_CHECKING:
     from accel_nb.api import runs, train
     from accel_nb.diagnose import accelerators
-    from accel_nb.errors import AccelNbError, DataError, PlanError, RunFailed
+    from accel_nb.errors import AcceleratorError, AccelNbError, DataError, PlanError, RunFailed
     from accel_nb.plan import Plan
     from accel_nb.run import Run
     from accel_nb.studio import Studio

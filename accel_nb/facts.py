@@ -22,6 +22,12 @@ class Facts:
     val_samples: int
     nbytes: int
 
+    def summary(self) -> str:
+        """Counts in words, such as "1,437 train · 360 validation · 10 classes"."""
+        kinds = f"{self.outputs:,} {'classes' if self.task == 'classification' else 'targets'}"
+        val = f"{self.val_samples:,} validation" if self.val_samples else "no validation"
+        return f"{self.train_samples:,} train · {val} · {kinds}"
+
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "input_shape": list(self.input_shape)}
 
@@ -41,44 +47,49 @@ class Facts:
         )
 
 
-_last_dataset: list[tuple[tuple[Any, ...], Any]] = []
+_last: list[tuple[tuple[Any, ...], Any]] = []
+
+
+def is_named(data: Any) -> bool:
+    """Whether a plan's data is a name; else it is a file or arrays."""
+    return isinstance(data, str) and not data.lower().endswith((".npz", ".npy"))
 
 
 def dataset_of(plan: Plan) -> Any:
-    """The plan's Dataset; the one loaded last is kept, as Train is pressed again and again on the same data."""
+    """The plan's Dataset. The named set loaded last is kept: Train is pressed again and again on the same data."""
     from accel_nb.data import load
 
-    key = (id(plan.data), str(plan.data) if isinstance(plan.data, str) else "", repr(plan.data_args))
-    key = (*key, plan.validation, plan.seed)
-    if isinstance(plan.data, str) and not plan.data.endswith(".npz"):
-        key = (0, *key[1:])
-        for known, dataset in _last_dataset:
-            if known == key:
-                return dataset
+    named = is_named(plan.data)
+    key = (plan.data, repr(plan.data_args), plan.validation, plan.seed) if named else ()
+    for known, dataset in _last:
+        if named and known == key:
+            return dataset
     dataset = load(plan.data, data_args=plan.data_args, validation=plan.validation, seed=plan.seed)
-    _last_dataset[:] = [(key, dataset)] if key[0] == 0 else []
+    if named:
+        _last[:] = [(key, dataset)]
     return dataset
 
 
 def facts_of(plan: Plan) -> tuple[Facts, Any]:
-    """Facts on a plan's data, and the Dataset where it had to be read for them; named sets are told without that."""
-    from accel_nb import data
+    """Facts on a plan's data, and the Dataset where it had to be loaded; named sets are told without.
 
-    if isinstance(plan.data, str) and plan.data in data.NAMED:
-        told = data.describe(plan.data, data_args=plan.data_args, validation=plan.validation)
-        return (
-            Facts(
-                plan.data,
-                told.label,
-                tuple(told.input_shape),
-                told.classes,
-                "classification",
-                told.scale,
-                told.train_samples,
-                told.val_samples,
-                told.nbytes,
-            ),
-            None,
-        )
-    dataset = dataset_of(plan)
-    return Facts.of(dataset), dataset
+    DataError for data that cannot be used, or an unknown name.
+    """
+    from accel_nb.data import describe
+
+    if not is_named(plan.data):
+        dataset = dataset_of(plan)
+        return Facts.of(dataset), dataset
+    told = describe(plan.data, data_args=plan.data_args, validation=plan.validation)
+    facts = Facts(
+        name=plan.data,
+        label=told.label,
+        input_shape=tuple(told.input_shape),
+        outputs=told.classes,
+        task="classification",
+        scale=told.scale,
+        train_samples=told.train_samples,
+        val_samples=told.val_samples,
+        nbytes=told.nbytes,
+    )
+    return facts, None

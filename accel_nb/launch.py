@@ -40,6 +40,9 @@ def environment() -> dict[str, str]:
     env["PYTHONUNBUFFERED"] = "1"
     env["PYTHONIOENCODING"] = "utf-8"
     env.setdefault("KERAS_BACKEND", "tensorflow")
+    env.setdefault(
+        "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+    )  # "gpu:1" is the driver's second card, not the second fastest
     # cuBLAS reads it when it starts; it only takes effect in runs that ask for deterministic algorithms
     env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     env.pop("MPLBACKEND", None)  # a notebook's backend cannot be loaded outside its kernel

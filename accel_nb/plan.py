@@ -236,7 +236,7 @@ def optimizer_args(optimizer: str, given: Mapping[str, Any]) -> dict[str, Any]:
         label = f"optimizer_args[{name!r}]"
         if name == "betas":
             pair = list(value) if isinstance(value, list | tuple) else []
-            if len(pair) != 2 or not all(isinstance(b, numbers.Real) and 0 <= b < 1 for b in pair):
+            if len(pair) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in pair):
                 raise PlanError(
                     label, value, "Adam averages with two factors.", "Pass two numbers from 0 to below 1."
                 )

@@ -204,7 +204,7 @@ def _place(site: _Site) -> dict[str, Any]:
         raise PlanError("framework", framework, verdict.text, verdict.fix, _here(site.diagnosis))
     if kind == "auto":
         if "gpu" in can:
-            kind, number = "gpu", "0"
+            kind = "gpu"
             made.reasons["accelerator"] = "the GPU is usable, and the fastest here"
         elif "mps" in can:
             kind = "mps"
@@ -217,16 +217,20 @@ def _place(site: _Site) -> dict[str, Any]:
         raise PlanError("accelerator", plan.accelerator, verdict.text, verdict.fix, _here(site.diagnosis))
     if kind != "gpu":
         return {"accelerator": kind}
+    verdict = site.diagnosis.verdict(framework, "gpu")
+    works, failed = list(verdict.details["devices"]), verdict.details.get("failed", {})  # by the framework's count
     cards = site.machine.visible_gpus
-    index = int(number or 0)
-    if index >= len(cards):
-        here = ", ".join(f"gpu:{i} ({card.name})" for i, card in enumerate(cards))
-        raise PlanError(
-            "accelerator", plan.accelerator, f"There are {len(cards)} usable GPUs.", "Pass one of them.", here
-        )
-    made.gpu = cards[index].index
-    if plan.accelerator == "gpu" and len(cards) > 1:
-        made.reasons["accelerator"] = f"the first of {len(cards)} GPUs"
+    here = ", ".join(f"gpu:{i} ({cards[i].name})" if i < len(cards) else f"gpu:{i}" for i in works)
+    index = int(number) if number else works[0]
+    if index in failed:
+        why = f"A tiny convolution on it fails: {failed[index]}"
+        raise PlanError("accelerator", plan.accelerator, why, "Pass one that works.", here)
+    if index not in works:
+        why = f"{NAMES[framework]} sees {len(works) + len(failed)} GPUs, counted from 0."
+        raise PlanError("accelerator", plan.accelerator, why, "Pass one of them.", here)
+    made.gpu = cards[index].index if index < len(cards) else None
+    if plan.accelerator in ("gpu", "auto") and len(works) > 1:
+        made.reasons["accelerator"] = f"the first of {len(works)} usable GPUs"
     return {"accelerator": f"gpu:{index}"}
 
 
@@ -393,8 +397,8 @@ def _memory(made: Resolved, machine: Any) -> None:
     kind = plan.accelerator.partition(":")[0]
     made.memory_total, made.memory_free = machine.cpu.memory_total, machine.cpu.memory_free
     if kind == "gpu":
-        card = next(card for card in machine.gpus if card.index == made.gpu)
-        made.memory_total, made.memory_free = card.memory_total, card.memory_free
+        card = next((card for card in machine.gpus if card.index == made.gpu), None)
+        made.memory_total, made.memory_free = (card.memory_total, card.memory_free) if card else (0, 0)
     need = 0
     if made.table:
         batch = min(plan.batch_size, facts.train_samples)
@@ -413,10 +417,10 @@ def _memory(made: Resolved, machine: Any) -> None:
         raise PlanError(
             "batch_size",
             plan.batch_size,
-            f"Training needs about {need / 2**30:.1f} GiB, and the device has {made.memory_total / 2**30:.1f} GiB.",
+            f"Training needs about {need / 2**30:.1f} GiB, the device has {made.memory_total / 2**30:.1f} GiB.",
             "Pass a smaller batch or a smaller model.",
         )
     if need + extra > room:
         made.notes.append(
-            f"Training needs about {need / 2**30:.1f} GiB and {room / 2**30:.1f} GiB are free now: it may run out."
+            f"Training needs about {need / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB are free: it may run out."
         )

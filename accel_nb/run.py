@@ -58,7 +58,7 @@ class Run:
         self._worker: launch.Worker | None = None
         self._identity: tuple[int, float] | None = None
         self._finished: dict[str, Any] | None = None
-        self._paused = False
+        self._paused = self._full = False
         self._stopping = self._killed = False
         self._ended = threading.Event()
         self._listeners: list[Listener] = []
@@ -115,6 +115,11 @@ class Run:
             if self._paused:
                 return "paused"
             return "running" if self.started else "starting"
+
+    @property
+    def ours(self) -> bool:
+        """Whether this kernel started it."""
+        return self._worker is not None
 
     @property
     def ended(self) -> bool:
@@ -178,6 +183,11 @@ class Run:
 
     def _tail(self) -> None:
         while True:
+            if not self.directory.is_dir():
+                self.kill()
+                self._killed = False  # not by a person: the run has failed
+                self._lost("removed")
+                break
             gone = self._worker_gone()
             changed = self.refresh()
             if self._finished is None and gone is not None and not self.refresh():
@@ -185,6 +195,7 @@ class Run:
                 changed = True
             if self._finished is not None:
                 break
+            changed = self._look_at_disk() or changed
             if changed or self.silence is not None:
                 self._tell()
             time.sleep(TAIL_PERIOD)
@@ -199,6 +210,17 @@ class Run:
         self._ended.set()  # after the last picture: who waits finds it drawn
         with self._lock:
             self._listeners.clear()  # a finished run holds on to no panel
+
+    def _look_at_disk(self) -> bool:
+        """Tell once when the run's disk is full: its events wait in the worker, and the curve stands still."""
+        full = False
+        if time.monotonic() - self._last_step > 1:
+            with contextlib.suppress(OSError):
+                full = shutil.disk_usage(self.directory).free < 64 * 1024
+        changed, self._full = full != self._full, full
+        if full and changed:
+            self.warnings.append("The run's disk is full: training goes on, the curve waits until there is space.")
+        return changed
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -219,7 +241,7 @@ class Run:
 
     def _lost(self, code: int | str) -> None:
         """The worker ended without a last word."""
-        if not self.directory.is_dir():
+        if code == "removed":
             text = f"The run's directory was removed while it trained: {self.directory}"
         elif code == 74:
             free = shutil.disk_usage(self.directory).free
@@ -458,7 +480,7 @@ def known(directory: Path) -> Run:
 def running_here(folder: Path) -> list[Run]:
     """The runs in a folder that this kernel started and that have not ended, the newest last."""
     with _known_lock:
-        mine = [run for run in _known.values() if run._worker is not None and run.directory.parent == folder]
+        mine = [run for run in _known.values() if run.ours and run.directory.parent == folder]
     return sorted((run for run in mine if not run.ended), key=lambda run: run.name)
 
 

@@ -54,7 +54,10 @@ def plain(value: Any) -> Any:
 
 
 class Events:
-    """`events.jsonl`, appended line by line. A full disk holds lines back; it ends no training."""
+    """`events.jsonl`, appended line by line. A full disk holds lines back and ends no training.
+
+    A directory that was removed ends the process: the run has no place any more.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,8 +81,10 @@ class Events:
 
     def _flush(self) -> None:
         try:
-            if os.fstat(self._file).st_nlink == 0:  # deleted under our feet: the lines would go nowhere
-                raise FileNotFoundError(2, "the run's directory was removed", str(self.path))
+            if os.fstat(self._file).st_nlink == 0:
+                # deleted under our feet: nothing of this run can be kept any more, so it ends here
+                print("The run's directory was removed.", file=sys.stderr, flush=True)
+                os._exit(DIRECTORY_FAILED)
             while self.waiting:
                 done = os.write(self._file, self.waiting[0])
                 # a line cut by a full disk goes on where it stopped
@@ -180,9 +185,10 @@ def describe_error(error: BaseException, directory: Path) -> dict[str, Any]:
 class Meter(threading.Thread):
     """Samples per second, memory and use of the device, about once a second, in a thread that never disturbs."""
 
-    def __init__(self, events: Events, accelerator: str) -> None:
+    def __init__(self, events: Events, card: int | None) -> None:
         super().__init__(daemon=True)
-        self.events, self.accelerator = events, accelerator
+        self.events = events
+        self.card = card  # the GPU's index as the driver counts; None for the CPU
         self.samples, self.since = 0, time.monotonic()
         self.ended = threading.Event()
         self.period = 1.0
@@ -207,16 +213,11 @@ class Meter(threading.Thread):
         from accel_nb import machine
 
         host = process.memory_info().rss
-        if self.accelerator.startswith("gpu"):
-            index = int(self.accelerator.partition(":")[2] or 0)
-            usage = machine.gpu_usage(index)
+        if self.card is not None:
+            usage = machine.gpu_usage(self.card)
             if usage is not None:
-                return {
-                    "utilization": usage[0],
-                    "memory": usage[1],
-                    "memory_total": usage[2],
-                    "host_memory": host,
-                }
+                told = {"memory": usage.memory_used, "memory_total": usage.memory_total, "host_memory": host}
+                return told if usage.utilization is None else {"utilization": usage.utilization, **told}
         here = machine.machine()
         return {
             "utilization": min(1.0, process.cpu_percent() / 100 / max(1, here.cpu.cores)),
@@ -246,7 +247,7 @@ class Reporter:
             values["asked"] = self.plan["asked"]["accelerator"]
             values["reasons"] = self.plan["reasons"]
             self.events.write("started", **values)
-            self.meter = Meter(self.events, self.plan["plan"]["accelerator"])
+            self.meter = Meter(self.events, self.plan.get("gpu"))
             self.meter.start()
             return
         self.events.write(event, **values)
@@ -258,7 +259,7 @@ class Reporter:
     def _check_device(self, values: dict[str, Any]) -> None:
         from accel_nb.diagnose import check_used
 
-        check_used(self.plan["plan"]["accelerator"], str(values["device"]))
+        check_used(self.plan["plan"]["accelerator"], str(values["device"]), self.plan["plan"]["framework"])
 
 
 def run(directory: Path, owner: Owner) -> int:
@@ -291,8 +292,8 @@ def run(directory: Path, owner: Owner) -> int:
         reporter.meter.ended.set()
     events.write("finished", status=status, step=step, seconds=time.monotonic() - began)
     give_up = time.monotonic() + 60
-    while not events.flush() and owner.alive() and directory.exists() and time.monotonic() < give_up:
-        time.sleep(0.2)  # a full disk may be freed; a lost directory will not come back
+    while not events.flush() and owner.alive() and time.monotonic() < give_up:
+        time.sleep(0.2)  # a full disk may be freed
     if events.waiting:
         print(f"The run's directory cannot be written: {events.problem}", file=sys.stderr)
         return DIRECTORY_FAILED

@@ -1,4 +1,4 @@
-"""What a reader takes away: the exporter's four steps, and every combination of settings as a program that holds."""
+"""What a reader takes away: the exporter's four steps, and programs for every combination of settings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_what_nothing_uses_is_dropped():
 
 
 def test_an_emptied_block_gets_pass():
-    text = export.fold("MODE = 1\ndef f():\n    while True:\n        if MODE == 2:\n            x = 1\n", {"MODE": 1})
+    text = export.fold(
+        "MODE = 1\ndef f():\n    while True:\n        if MODE == 2:\n            x = 1\n", {"MODE": 1}
+    )
     compile(text, "x", "exec")
     assert "pass" in text
 
@@ -154,10 +156,11 @@ COMBINATIONS = list(
 )
 
 
-def settings_for(framework, model, accelerator, precision, optimizer, task, i):
+def settings_for(combination, i):
     """One plan's settings; the switches that only depend on themselves take turns."""
     from accel_nb.plan import MODEL_ARGS, OPTIMIZER_ARGS
 
+    _, model, accelerator, precision, optimizer, task = combination
     return {
         "MODEL": model,
         "MODEL_ARGS": MODEL_ARGS.get(model, {}),
@@ -188,7 +191,7 @@ def test_every_combination_gives_a_program_without_loose_ends(framework, tmp_pat
     """
     own = "def own_model():\n    return None\n"
     for i, combination in enumerate([c for c in COMBINATIONS if c[0] == framework][::7]):
-        settings = settings_for(*combination, i)
+        settings = settings_for(combination, i)
         text = export.program_text(framework, settings, "Title.", own if settings["MODEL"] == "own" else None)
         (tmp_path / f"program_{i}.py").write_text(text, encoding="utf-8")
         assert "accel_nb" not in text

@@ -41,7 +41,8 @@ def made_by(own):
 
 def test_a_function_brings_its_helpers_constants_and_imports(cell):
     source = (
-        "import math\nfrom collections import OrderedDict as OD\nWIDTH = 7\n\n\ndef helper(n):\n    return n * WIDTH\n\n\n"
+        "import math\nfrom collections import OrderedDict as OD\nWIDTH = 7\n\n\n"
+        "def helper(n):\n    return n * WIDTH\n\n\n"
         "def net(outputs, scale=2):\n    return OD(size=helper(outputs) * scale, pi=math.pi)\n"
     )
     space = cell(source)
