@@ -86,8 +86,7 @@ def test_log_axis():
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("smooth", [0.0, 0.6])
-@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize(("smooth", "thin"), [(0.0, False), (0.6, True)])
 def test_odd_histories_draw_without_a_warning(log, smooth, thin):
     from accel_nb.figure import draw
 
