@@ -167,7 +167,9 @@ def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: tor
 def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
     """Loss and accuracy over the whole validation set, each sample counted once."""
     model.eval()
-    losses, hits = [], []
+    losses = []
+    if TASK == "classification":
+        hits = []
     size = max(BATCH_SIZE, 256)
     if DATA_ON_DEVICE:
         batches = zip(x_val.split(size), y_val.split(size), strict=True)
@@ -341,8 +343,9 @@ def train(
             batches = ((x_train.index_select(0, i), y_train.index_select(0, i)) for i in order.split(BATCH_SIZE))
         else:
             batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
-        losses, accuracies = [], []  # since the last fetch, still on the device
-        epoch_losses, epoch_accuracies = [], []
+        losses, epoch_losses = [], []  # since the last fetch, still on the device; of the whole epoch
+        if TASK == "classification":
+            accuracies, epoch_accuracies = [], []
         seconds = 0.0
         model.train()
         for position, (x, y) in enumerate(batches):
@@ -393,10 +396,11 @@ def train(
             if TASK == "classification":
                 measured["accuracy"] = torch.stack(accuracies).tolist()
                 epoch_accuracies += measured["accuracy"]
+                accuracies = []
             took = time.perf_counter() - block_began
             seconds += took
             block = max(1, min(10 * block, round(len(losses) * BLOCK_SECONDS / took)))
-            losses, accuracies = [], []
+            losses = []
             report("batch", epoch=epoch, first=first, **measured, learning_rate=group["lr"])
             for number, value in enumerate(measured["loss"], start=first):
                 if PRECISION == "fp16":
