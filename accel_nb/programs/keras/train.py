@@ -54,6 +54,7 @@ STRATEGY = "single"
 # ---- end of settings
 
 HERE = Path(__file__).parent
+BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
 
 
 def own_model() -> keras.Model:
@@ -62,7 +63,7 @@ def own_model() -> keras.Model:
 
 
 def build_model() -> keras.Model:
-    """A fresh, untrained model."""
+    """A fresh model with random weights."""
     if MODEL == "mlp":
         model = mlp(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
     elif MODEL == "cnn":
@@ -70,23 +71,30 @@ def build_model() -> keras.Model:
     elif MODEL == "resnet50":
         model = resnet50(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
     elif MODEL == "own":
-        model = own_model()
-        check_own_model(model)
+        model = checked(own_model())
     return model
 
 
-def check_own_model(model: keras.Model) -> None:
-    """Builds the model by two samples of zeros and refuses one that cannot learn this task."""
+def checked(model: keras.Model) -> keras.Model:
+    """The same model, built; one that cannot learn this task is refused in words."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"own_model() must return a keras.Model. Got {type(model).__name__}.")
-    shape = getattr(model(tf.zeros((2, *INPUT_SHAPE))), "shape", None)
+    try:
+        outputs = model(tf.zeros((2, *INPUT_SHAPE)))
+    except Exception as error:
+        made_for = getattr(model, "input_shape", None)
+        why = f"it is made for {made_for}." if made_for else f"{type(error).__name__}: {error}"
+        raise ValueError(f"The model cannot take a batch of shape {(2, *INPUT_SHAPE)}: {why}") from error
+    shape = tuple(outputs.shape) if hasattr(outputs, "shape") else f"of a {type(outputs).__name__}"
     if shape != (2, OUTPUTS):
-        given = "several outputs" if shape is None else f"outputs of shape {('samples', *shape[1:])}"
-        raise ValueError(
-            f"own_model() gives {given}, but this data needs ('samples', {OUTPUTS}). End it with Dense({OUTPUTS})."
-        )
+        raise ValueError(f"The model answers a batch of 2 with shape {shape}; it must be {(2, OUTPUTS)}.")
     if getattr(model.layers[-1], "activation", None) is keras.activations.softmax:
-        raise ValueError("own_model() ends in softmax, but the loss takes logits: leave that activation out.")
+        raise ValueError("The model ends in softmax, but the loss takes logits: leave that activation out.")
+    try:
+        keras.saving.serialize_keras_object(model)
+    except Exception:  # a class without get_config(): the file will hold weights, load_model() builds the rest
+        model.get_config = dict
+    return model
 
 
 def build_optimizer() -> keras.optimizers.Optimizer:
@@ -115,7 +123,7 @@ def build_optimizer() -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.RMSprop(
             LEARNING_RATE,
             rho=OPTIMIZER_ARGS["alpha"],
-            epsilon=OPTIMIZER_ARGS["eps"],
+            epsilon=OPTIMIZER_ARGS["eps"] ** 2,  # Keras adds it under the square root, PyTorch eps after it
             momentum=OPTIMIZER_ARGS["momentum"],
         )
     if PRECISION == "fp16":
@@ -183,9 +191,9 @@ def load_model(path: str | Path = HERE / "model.keras") -> keras.Model:
     """The trained model, on the CPU."""
     with tf.device("/CPU:0"):
         if MODEL == "own":
-            model = build_model()
+            model = build_model()  # the file alone does not hold your classes and functions
             model.load_weights(path)
-        if MODEL != "own":
+        else:
             model = keras.saving.load_model(path)
     return model
 
@@ -328,10 +336,12 @@ def train(
         loss = loss_function(y, logits)
         if MODEL == "own":
             loss += sum(model.losses)  # the regularisation that your layers ask for
-        measured = [loss]
         if TASK == "classification":
-            measured += [tf.reduce_mean(tf.cast(tf.argmax(logits, axis=1) == y, tf.float32))]
-        return tf.stack(measured)
+            accuracy = tf.reduce_mean(tf.cast(tf.argmax(logits, axis=1) == y, tf.float32))
+            measured = tf.stack([loss, accuracy])
+        if TASK == "regression":
+            measured = tf.stack([loss])
+        return measured
 
     @tf.function(autograph=False, jit_compile=COMPILE)
     def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -367,9 +377,7 @@ def train(
 
     if VALIDATION:
 
-        @tf.function(autograph=False, jit_compile=COMPILE)
-        def val_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-            return measure(x, y, training=False)
+        val_step = tf.function(measure, autograph=False, jit_compile=COMPILE)
 
         @tf.function
         def validate() -> tf.Tensor:
@@ -381,14 +389,15 @@ def train(
                     x, y = x_val[rows], y_val[rows]
                 else:
                     x, y = next(val_batches)
-                measured = measured.write(i, val_step(x, y))
+                measured = measured.write(i, val_step(x, y, training=False))
             return measured.stack()
 
-    # Epochs of blocks of steps. A block lasts about 0.15 s; its losses come from the device together.
     report("status", text="compiling")
     base_rate = LEARNING_RATE
-    step = 0
-    length = 1
+    step = 0  # steps done
+    length = 1  # steps in a block
+    if PRECISION == "fp16":
+        skipped = 0  # steps in a row without a finite loss
     for epoch in range(EPOCHS):
         order = tf.constant(shuffled(samples, epoch))
         history = []
@@ -398,7 +407,9 @@ def train(
             asked = control()
             if asked.get("stop"):
                 save(model, save_to / "checkpoint.keras")
+                seeds = [v.numpy().tolist() for v in model.variables if "seed_generator_state" in v.path]
                 state = {"step": step, "epoch": epoch + 1, "position": position, "learning_rate": base_rate}
+                state["seeds"] = seeds  # where dropout's random numbers go on; Keras's file leaves them out
                 (save_to / "new-checkpoint.json").write_text(json.dumps(state))
                 (save_to / "new-checkpoint.json").replace(save_to / "checkpoint.json")
                 report("checkpoint", path=str(save_to / "checkpoint.keras"), step=step)
@@ -418,18 +429,21 @@ def train(
                 values["accuracy"] = measured[:, 1].tolist()
             learning_rate = float(optimizer.learning_rate.numpy())
             report("batch", epoch=epoch + 1, first=step + 1, **values, learning_rate=learning_rate)
-            finite = np.isfinite(measured[:, 0])
-            if not finite.all():
-                bad = int(np.argmin(finite))
-                raise FloatingPointError(
-                    f"The loss is {measured[bad, 0]} at step {step + bad + 1} (epoch {epoch + 1}). "
-                    "Try a smaller learning rate, or look for odd values in the data."
-                )
+            for number, loss in enumerate(values["loss"], start=step + 1):
+                if PRECISION == "fp16":
+                    skipped = 0 if math.isfinite(loss) else skipped + 1
+                    if 0 < skipped < 10:
+                        continue  # loss scaling leaves out a step that overflows; ten in a row are a failure
+                if not math.isfinite(loss):
+                    raise FloatingPointError(
+                        f"The loss is {loss} at step {number} (epoch {epoch + 1}). "
+                        "Try a smaller learning rate, or look for very large values in the data."
+                    )
             history.append(measured)
             seconds += took
             step += count
             position += count
-            length = max(1, min(4 * count, round(count * 0.15 / took)))
+            length = max(1, min(4 * count, round(count * BLOCK_SECONDS / took)))
 
         means = np.average(np.concatenate(history).astype(np.float64), axis=0, weights=sizes)
         values = {"loss": float(means[0])}
