@@ -80,7 +80,7 @@ def test_public_names_are_those_of_the_issue():
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():
-    with pytest.raises(AttributeError, match=r"no attribute 'tain'.*Studio, train"):
+    with pytest.raises(AttributeError, match=r"no attribute 'tain'.*Studio.*\btrain\b"):
         accel_nb.tain  # noqa: B018 - the access is the test
 
 
@@ -326,9 +326,10 @@ def test_every_exception_from_a_lint_rule_has_its_reason():
     assert len(ignored) > 10
     assert len(per_file) > 3
     assert [line for line in [*ignored, *per_file] if not re.search(r'"[\],]*\s+# .{10,}', line)] == []
-    names = [name for name in files() if name.endswith((".py", ".ipynb"))]
-    without = [hit for hit in hits(r"# noqa", names) if not re.search(r"# noqa: [A-Z0-9, ]+ - \S.+", hit)]
-    assert [hit for hit in without if not hit.startswith("tests/test_project.py")] == []
+    names = [name for name in files() if name.startswith(("accel_nb/", "benchmarks/", "notebooks/"))]
+    single = hits(r"# noqa", names)
+    assert single
+    assert [hit for hit in single if not re.search(r"# noqa: [A-Z0-9, ]+ - \S.+", hit)] == []
 
 
 # ---- the commands
