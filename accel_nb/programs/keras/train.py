@@ -268,22 +268,24 @@ def train(
     if PRECISION == "fp16":
         keras.config.set_dtype_policy("mixed_float16")
 
-    # The data. Where it fits it goes to the device once, in variables: from these a GPU gathers any type of rows.
+    # Data that fits goes to the device once, into variables: a GPU gathers bytes from these, not from constants.
     x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")
     y_train = np.load(HERE / "data" / "y_train.npy", mmap_mode="r")
     if VALIDATION:
         x_val = np.load(HERE / "data" / "x_val.npy", mmap_mode="r")
         y_val = np.load(HERE / "data" / "y_val.npy", mmap_mode="r")
-    samples, val_samples = len(x_train), 0
-    steps_per_epoch = math.ceil(samples / BATCH_SIZE)
+    samples = len(x_train)
     if DROP_LAST:
         steps_per_epoch = samples // BATCH_SIZE
-    total_steps = EPOCHS * steps_per_epoch
+    if not DROP_LAST:
+        steps_per_epoch = math.ceil(samples / BATCH_SIZE)
     sizes = [min(BATCH_SIZE, samples - i * BATCH_SIZE) for i in range(steps_per_epoch)]
     if VALIDATION:
         val_samples = len(x_val)
         val_steps = math.ceil(val_samples / BATCH_SIZE)
         val_sizes = [min(BATCH_SIZE, val_samples - i * BATCH_SIZE) for i in range(val_steps)]
+    else:
+        val_samples = 0
     if DATA_ON_DEVICE:
         x_train, y_train = tf.Variable(x_train, trainable=False), tf.Variable(y_train, trainable=False)
     if DATA_ON_DEVICE and VALIDATION:
@@ -305,7 +307,8 @@ def train(
         loss_function = keras.losses.MeanSquaredError()
         model.compile(optimizer, loss_function)
 
-    device = "cpu"
+    if ACCELERATOR == "cpu":
+        device = "cpu"
     if ACCELERATOR in ("gpu", "mps"):
         if "GPU" not in model.variables[0].value.device:
             raise RuntimeError(f"A GPU was asked for, but the weights lie on {model.variables[0].value.device}.")
@@ -315,6 +318,7 @@ def train(
         versions["cuda"] = tf.sysconfig.get_build_info().get("cuda_version", "")
         versions["cudnn"] = tf.sysconfig.get_build_info().get("cudnn_version", "")
     if SCHEDULE != "constant" or WARMUP_STEPS > 0:
+        total_steps = EPOCHS * steps_per_epoch
         optimizer.learning_rate.assign(LEARNING_RATE * rate_factor(0, total_steps))
     report("model", parameters=model.count_params(), layers=layer_table(model))
     report(
@@ -446,7 +450,7 @@ def train(
             length = max(1, min(4 * count, round(count * BLOCK_SECONDS / took)))
 
         means = np.average(np.concatenate(history).astype(np.float64), axis=0, weights=sizes)
-        values = {"loss": float(means[0])}
+        values = {"loss": float(means[0])}  # over the samples of the epoch
         if TASK == "classification":
             values["accuracy"] = float(means[1])
         if VALIDATION:
