@@ -39,38 +39,35 @@ install: $(STAMP) ## install accel_nb and all it is tested with into .venv
 
 $(STAMP): pyproject.toml constraints.txt | check-python
 	@python="$(PYTHON)"; \
-	if [ -n "$$python" ]; then \
-		if ! "$$python" -c '$(SUITS)'; then \
-			echo "accel_nb: PYTHON=$$python does not suit: Python 3.10 to 3.13 with its modules venv and ensurepip is needed" >&2; \
-			exit 1; \
-		fi; \
-	else \
-		for name in $(PYTHONS); do \
-			if "$$name" -c '$(SUITS)' >/dev/null 2>&1; then python="$$name"; break; fi; \
-		done; \
-		if [ -z "$$python" ]; then \
-			echo "accel_nb: no Python 3.10 to 3.13 with the modules venv and ensurepip found among: $(PYTHONS)" >&2; \
-			echo "Install one (Debian and Ubuntu: python3 and python3-venv), or name one: make PYTHON=/path/to/python3.12 lab" >&2; \
-			exit 1; \
-		fi; \
+	for name in $(PYTHONS); do \
+		if [ -z "$$python" ] && "$$name" -c '$(SUITS)' >/dev/null 2>&1; then python="$$name"; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "accel_nb: no Python 3.10 to 3.13 with its modules venv and ensurepip is among: $(PYTHONS)" >&2; \
+		echo "Install one (Debian, Ubuntu: python3 and python3-venv) or name one: make PYTHON=/path/to/python3.12 lab" >&2; \
+		exit 1; \
 	fi; \
 	if ! $(PY) -c pass 2>/dev/null; then \
 		echo "accel_nb: making $(VENV) with Python $$("$$python" -c '$(VERSION)') ($$python)"; \
 		rm -rf $(VENV); \
 		"$$python" -m venv $(VENV) || exit 1; \
 	fi; \
-	echo "accel_nb: installing PyTorch, TensorFlow, JupyterLab and the tools of the tests into $(VENV) (minutes, once)"; \
-	quiet=--quiet; if [ -t 1 ]; then quiet=; fi; \
+	echo "accel_nb: installing PyTorch, TensorFlow, JupyterLab and the tests' tools into $(VENV) (minutes, once)"; \
+	quiet=-qq; if [ -t 1 ]; then quiet=; fi; \
 	$(PY) -m pip install $$quiet -c constraints.txt -e '.[$(EXTRAS)]' && touch $(STAMP)
 
-# An environment made with another Python than the one asked for would be used in silence.
+# PYTHON must suit, and an environment that was made with another one would be used in silence.
 check-python:
-	@if [ -n "$(PYTHON)" ] && [ -e $(PY) ]; then \
-		have=$$($(PY) -c '$(VERSION)'); want=$$("$(PYTHON)" -c '$(VERSION)'); \
-		if [ "$$have" != "$$want" ]; then \
-			echo "accel_nb: $(VENV) was made with Python $$have, PYTHON=$(PYTHON) is $$want. Run: make clean" >&2; \
-			exit 1; \
-		fi; \
+	@[ -n "$(PYTHON)" ] || exit 0; \
+	if ! "$(PYTHON)" -c '$(SUITS)'; then \
+		echo "accel_nb: PYTHON=$(PYTHON) does not suit: Python 3.10 to 3.13 with its modules venv and ensurepip does" >&2; \
+		exit 1; \
+	fi; \
+	[ -e $(PY) ] || exit 0; \
+	have=$$($(PY) -c '$(VERSION)'); want=$$("$(PYTHON)" -c '$(VERSION)'); \
+	if [ "$$have" != "$$want" ]; then \
+		echo "accel_nb: $(VENV) was made with Python $$have, PYTHON=$(PYTHON) is $$want. Run: make clean" >&2; \
+		exit 1; \
 	fi
 
 lint: install ## check style and types (ruff, mypy) and the notebooks' form
