@@ -12,6 +12,7 @@ compares only cells with an execution count, so `refresh` gives each one.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import subprocess
@@ -58,6 +59,18 @@ def setup() -> str:
     )
 
 
+def stamp(path: Path, notebook: Any) -> None:
+    """Put the project's address where a notebook needs it: in the set-up cell and in the links to Colab."""
+    place = repository().removeprefix("https://github.com/")
+    cells = code_cells(notebook)
+    if cells and "google.colab" in cells[0].source:
+        cells[0].source = setup()
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            here = f"\\g<1>{place}/blob/main/notebooks/{path.name}"
+            cell.source = re.sub(r"(colab\.research\.google\.com/github/)[^\s)]+", here, cell.source)
+
+
 def notebooks() -> list[Path]:
     return sorted(NOTEBOOKS.glob("*.ipynb"))
 
@@ -97,8 +110,12 @@ def lint(path: Path) -> list[str]:
         found.append(f"the first code cell is not the set-up cell (`refresh` writes it):\n{setup()}")
     if not any(compared(cell) and cell.outputs for cell in cells):
         found.append("no cell has a stored output that is compared")
-    for number, cell in enumerate(notebook.cells):
+    stamped = copy.deepcopy(notebook)
+    stamp(path, stamped)
+    for number, (cell, right) in enumerate(zip(notebook.cells, stamped.cells, strict=True)):
         found += [f"cell {number}: {text}" for text in _cell(cell)]
+        if cell.cell_type == "markdown" and cell.source != right.source:
+            found.append(f"cell {number}: its link to Colab does not lead to this notebook (`refresh` mends it)")
     for number, cell in enumerate(cells, 1):
         count = cell.execution_count
         if count != number:
@@ -178,7 +195,7 @@ def _failures_are_seen(cells: list[Any]) -> Iterator[str]:
     """A run that nobody waits for, or a click, can fail without a sign: a later `wait()` raises if it did."""
     last = max((i for i, cell in enumerate(cells) if re.search(r"\bwait\(", cell.source)), default=-1)
     for number, cell in enumerate(cells):
-        if re.search(r"wait=False|\.click\(|\.press\(", cell.source) and number > last:
+        if re.search(r"wait=False|\.click\(|(?<!anb)\.train\(", cell.source) and number > last:
             yield f"code cell {number + 1} starts what no later cell waits for: a failure would stay unseen"
 
 
@@ -222,9 +239,7 @@ def refresh(path: Path) -> None:
     from nbclient import NotebookClient
 
     notebook = read(path)
-    cells = code_cells(notebook)
-    if cells and "google.colab" in cells[0].source:
-        cells[0].source = setup()
+    stamp(path, notebook)
     with surroundings() as env:
         client = NotebookClient(
             notebook,
