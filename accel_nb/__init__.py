@@ -15,6 +15,7 @@ _HOMES = {
     "accelerators": "diagnose",
     "Studio": "studio",
     "train": "api",
+    "compare": "compare",
     "runs": "api",
     "Plan": "plan",
     "Run": "run",
@@ -35,12 +36,14 @@ __all__ = [
     "Studio",
     "__version__",
     "accelerators",
+    "compare",
     "runs",
     "train",
 ]
 
 if TYPE_CHECKING:
     from accel_nb.api import runs, train
+    from accel_nb.compare import compare
     from accel_nb.diagnose import accelerators
     from accel_nb.errors import AcceleratorError, AccelNbError, DataError, PlanError, RunFailed
     from accel_nb.plan import Plan

@@ -46,6 +46,7 @@ _STATIC = (
     ast.Tuple,
     ast.List,
     ast.Set,
+    ast.Subscript,
 )
 
 
@@ -203,7 +204,10 @@ def _static_value(test: ast.expr, settings: dict[str, Any]) -> bool | None:
     if not all(isinstance(n, (*_STATIC, ast.cmpop, ast.boolop, ast.unaryop)) for n in ast.walk(test)):
         return None
     code = compile(ast.Expression(test), "<setting>", "eval")
-    return bool(eval(code, {"__builtins__": {}}, settings))  # noqa: S307 - names, literals and comparisons only
+    try:
+        return bool(eval(code, {"__builtins__": {}}, settings))  # noqa: S307 - names, literals and comparisons only
+    except (KeyError, IndexError, TypeError):  # an argument that this optimizer or model does not have
+        return None
 
 
 def _branch(lines: list[str], node: ast.If, *, taken: bool) -> list[str]:
@@ -219,7 +223,8 @@ def _branch(lines: list[str], node: ast.If, *, taken: bool) -> list[str]:
             while not re.match(r"\s*else\s*:", lines[split]):
                 split -= 1
     if taken:
-        body = lines[node.body[0].lineno - 1 - _comments_above(lines, node.body[0].lineno - 1) : split]
+        first = min([node.body[0].lineno, *(d.lineno for d in getattr(node.body[0], "decorator_list", []))]) - 1
+        body = lines[first - _comments_above(lines, first) : split]
         return _dedent(body, node.body[0].col_offset - node.col_offset)
     if not other:
         return []

@@ -146,6 +146,33 @@ def _mark_gaps(ax: Axes, steps: Any) -> None:
                 clip_on=False, zorder=5, label="NaN or infinite")  # fmt: skip
 
 
+def bars(names: Sequence[str], values: Sequence[float], notes: Sequence[str], *, label: str) -> CurvesFigure:
+    """Horizontal bars, the first on top, each with its note behind it; a bar of 0 shows its note alone."""
+    figure = CurvesFigure(figsize=(8, 0.9 + 0.42 * len(names)), dpi=100, layout="constrained")
+    axes: Axes = figure.add_subplot()
+    places = np.arange(len(names))
+    axes.barh(places, values, color=_BLUE, height=0.62)
+    top = max([*values, 1e-9])
+    for place, value, note in zip(places, values, notes, strict=True):
+        inside = value > 0.6 * top  # a long bar carries its note, behind a short one there is room
+        axes.text(
+            value - 0.01 * top if inside else value + 0.01 * top,
+            place,
+            _text(note, 70),
+            va="center",
+            ha="right" if inside else "left",
+            color="white" if inside else "#444444",
+            fontsize=9,
+        )
+    axes.set_yticks(places, [_text(name, 30) for name in names])
+    axes.set_xlim(0, top * 1.02)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.ticklabel_format(axis="x", style="plain")
+    return figure
+
+
 def _line(history: History, name: str, thin: bool) -> tuple[Any, Floats]:
     """Steps and values of one line; NaN where it is broken."""
     if not thin:

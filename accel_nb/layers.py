@@ -29,7 +29,7 @@ class Layer:
     name : unique in the table; for resnet50 the name that PyTorch's weights have.
     kind : "Dense", "Conv", "BatchNorm", "MaxPool", "AveragePool", "Add", "Pad", "Flatten" or "Dropout".
     shape : of one sample's output: (height, width, channels) or (features,).
-    parameters : as the framework counts them; Keras counts the running mean and variance of batch norm, too.
+    parameters : those that training changes; Keras's summary adds the running mean and variance of batch norm.
     activations : numbers per sample that the forward pass keeps for the backward pass.
     label : a few words for the panel: "Dense 512 · ReLU".
     """
@@ -52,7 +52,7 @@ def layer_table(
     input_shape : of one sample: (height, width, channels) or (features,).
     outputs : number of classes, or of values to predict.
     model_args : complete, as in a Plan: layers or filters, activation, dropout.
-    framework : "pytorch" or "tensorflow": parameters are counted, and ResNet's strides stand, as there.
+    framework : "pytorch" or "tensorflow": Keras's ResNet has biases and other strides.
 
     >>> [layer.label for layer in layer_table("mlp", (784,), 10, {"layers": [512], "activation": "relu",
     ...                                                            "dropout": 0.2}, "pytorch")]
@@ -68,7 +68,7 @@ def layer_table(
 def parameter_count(
     model: str, input_shape: Sequence[int], outputs: int, model_args: Mapping[str, Any], framework: str
 ) -> int:
-    """Parameters of the whole model, as the framework counts them; see `layer_table`.
+    """Parameters of the whole model that training changes; see `layer_table`.
 
     >>> parameter_count("mlp", (784,), 10, {"layers": [128], "activation": "relu", "dropout": 0.0}, "pytorch")
     101770
@@ -79,12 +79,15 @@ def parameter_count(
 def least_size(model: str, model_args: Mapping[str, Any]) -> int:
     """The least height and width of the images that a model takes.
 
-    Each entry of a cnn's filters halves the image, rounding down, and one pixel must be left.
+    Each entry of a cnn's filters halves the image, rounding down, and one pixel must be left. ResNet50 pads with
+    zeros up to 32; below 8 nearly all that it sees would be that border.
 
     >>> least_size("cnn", {"filters": [32, 64]})
     4
     """
-    return 2 ** len(model_args["filters"]) if model == "cnn" else 1
+    if model == "cnn":
+        return int(2 ** len(model_args["filters"]))
+    return 8 if model == "resnet50" else 1
 
 
 def memory_needed(
@@ -160,7 +163,7 @@ class _Table:
         self.add("Conv", f"{filters} {size}×{size}", parameters=parameters, kept=1, name=name)
 
     def norm(self, activation: str = "", *, kept: int = 1, name: str = "") -> None:
-        numbers = 4 if self.keras else 2  # scale and shift; Keras counts the running mean and variance, too
+        numbers = 2  # scale and shift
         parameters = numbers * self.shape[-1]
         self.add("BatchNorm", activation=activation, parameters=parameters, kept=kept, name=name)
 

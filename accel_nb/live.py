@@ -107,10 +107,11 @@ class LiveCurve:
             f'<div style="height:4px;background:#8884;border-radius:2px;margin-top:4px"><div style="height:4px;'
             f'width:{progress(run) * 100:.1f}%;background:#0969da;border-radius:2px"></div></div></div>'
         )
-        return {"text/html": head + curves_svg(run.history), "text/plain": f"{run.name}: {status_line(run)}"}
+        curves = curves_svg(run.history, total=run.total_steps)
+        return {"text/html": head + curves, "text/plain": f"{run.name}: {status_line(run)}"}
 
     def _kept(self, run: Run) -> dict[str, Any]:
-        bundle = dict(static_bundle(run.history))
+        bundle = dict(static_bundle(run.history, total=run.total_steps))
         bundle["text/plain"] = f"{run.name}: {status_line(run)}"
         return bundle
 

@@ -5,7 +5,12 @@ A line is hidden only if all of its message is known here. What is not known is 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
+import tempfile
+from collections.abc import Iterator
 
 # The message is what follows TensorFlow's or abseil's prefix: "I0000 00:00:17... 1 port.cc:153] message".
 PREFIX = re.compile(
@@ -73,3 +78,25 @@ def split_log(text: str) -> tuple[list[str], list[str]]:
     while shown and not shown[-1].strip():
         shown.pop()
     return shown, harmless
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Inside: what native code writes on standard error is held back, and only unknown lines are shown."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # a process without standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            shown, _ = split_log(file.read().decode(errors="replace"))
+            if any(line.strip() for line in shown):
+                print("\n".join(shown), file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import copy
 import inspect
 import linecache
@@ -17,7 +18,7 @@ import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,8 @@ def _stored(model: Any, call: str) -> OwnModel:
             model = copy.deepcopy(
                 model
             ).cpu()  # a worker may have no such GPU; and the user's model stays as it is
-        pickled = cloudpickle.dumps(model)
+        with _by_value(cloudpickle):
+            pickled = cloudpickle.dumps(model)
     except Exception as problem:
         raise PlanError(
             "model",
@@ -122,6 +124,27 @@ def _stored(model: Any, call: str) -> OwnModel:
         return pickle.load(file){call}
 '''
     return OwnModel("import pickle\n\n\n" + text, pickled)
+
+
+@contextlib.contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[None]:
+    """Inside: the user's own modules travel as code, since the program may run where they cannot be imported."""
+    own = [
+        module
+        for name, module in list(sys.modules.items())
+        if name not in ("__main__", "accel_nb")
+        and not name.startswith("accel_nb.")
+        and isinstance(module, types.ModuleType)
+        and getattr(module, "__file__", None)
+        and not _installed(name)
+    ]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _literal(value: Any) -> str:

@@ -271,13 +271,17 @@ def _compile(site: _Site) -> dict[str, Any]:
     kind = site.kind
     refused = compile_refused(plan.framework, kind)
     if plan.compile == "auto":
-        wants = kind == "gpu" and plan.model in ("cnn", "resnet50") and plan.epochs > 3
+        long = plan.framework == "tensorflow" or (plan.model in ("cnn", "resnet50") and plan.epochs > 3)
+        wants = kind == "gpu" and long and not plan.deterministic
         made.reasons["compile"] = refused or (
-            "pays on a GPU over several epochs" if wants else "compiling takes longer here than it saves"
+            "pays on a GPU" if wants else "compiling takes longer here than it saves"
         )
         return {"compile": bool(wants and not refused)}
     if plan.compile and refused:
         raise PlanError("compile", True, refused, "Pass False or 'auto'.")
+    if plan.compile and plan.deterministic and plan.framework == "tensorflow":
+        why = "XLA's kernels are outside TensorFlow's promise of deterministic operations."
+        raise PlanError("compile", True, why, "Pass compile=False, or deterministic=False.")
     return {"compile": bool(plan.compile)}
 
 
@@ -402,7 +406,9 @@ def _memory(made: Resolved, machine: Any) -> None:
     need = 0
     if made.table:
         batch = min(plan.batch_size, facts.train_samples)
-        need = layers.memory_needed(made.table, batch, plan.optimizer, plan.precision, 0)
+        need = layers.memory_needed(
+            made.table, batch, plan.optimizer, plan.precision, 0, optimizer_args=plan.optimizer_args
+        )
     extra = DEVICE_OVERHEAD if kind == "gpu" else 0
     room = made.memory_free or made.memory_total
     made.data_on_device = not room or facts.nbytes + need + extra < 0.7 * room

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from accel_nb import launch
 from accel_nb.errors import AccelNbError, RunFailed
 from accel_nb.history import History
-from accel_nb.loglines import split_log
+from accel_nb.loglines import quiet_start, split_log
 from accel_nb.plan import checked_learning_rate
 
 if TYPE_CHECKING:
@@ -428,8 +428,9 @@ class Run:
         if self.settled["framework"] == "tensorflow":
             os.environ.setdefault("KERAS_BACKEND", "tensorflow")
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        exec(compile(self.program, module.__file__, "exec"), module.__dict__)  # noqa: S102 - the run's own program
-        return module.load_model(path)
+        with quiet_start():
+            exec(compile(self.program, module.__file__, "exec"), module.__dict__)  # noqa: S102 - the run's own program
+            return module.load_model(path)
 
 
 def write_atomic(path: Path, text: str) -> None:

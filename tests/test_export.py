@@ -108,6 +108,16 @@ def test_the_other_branch_brings_its_helper_and_import():
     assert "import math" not in exported()
 
 
+def test_a_branch_keeps_the_decorators_of_its_first_function():
+    text = "MODE = 1\nif MODE == 1:\n\n    @property\n    def f():\n        return 1\n"
+    assert "@property\ndef f():" in export.fold(text, {"MODE": 1})
+
+
+def test_an_argument_that_is_not_there_leaves_the_test_alone():
+    text = 'ARGS = {"a": 1}\nif ARGS["a"] > 0:\n    x = 1\nif ARGS["b"] > 0:\n    y = 1\n'
+    assert export.fold(text, {"ARGS": {"a": 1}}) == 'ARGS = {"a": 1}\nx = 1\nif ARGS["b"] > 0:\n    y = 1\n'
+
+
 def test_what_nothing_uses_is_dropped():
     text = exported()
     assert "UNUSED" not in text

@@ -165,6 +165,11 @@ def batches_from_files(
         return iter(tf.data.Dataset.from_generator(read, output_signature=kinds).prefetch(4))
 
 
+def parameter_count(layer: keras.layers.Layer) -> int:
+    """Numbers that training changes; a summary by Keras also counts the running statistics of batch norm."""
+    return sum(math.prod(weight.shape) for weight in layer.trainable_variables)
+
+
 def layer_table(model: keras.Model) -> list[list[Any]]:
     """Rows of name, kind, output shape without the batch, and parameters; models inside the model are opened."""
     rows: list[list[Any]] = []
@@ -176,7 +181,7 @@ def layer_table(model: keras.Model) -> list[list[Any]]:
                 shape = list(layer.output.shape[1:])
             except (AttributeError, ValueError):  # a layer that was only ever called inside a model's own call()
                 shape = []
-            rows.append([layer.name, type(layer).__name__, shape, layer.count_params()])
+            rows.append([layer.name, type(layer).__name__, shape, parameter_count(layer)])
     return rows
 
 
@@ -320,7 +325,7 @@ def train(
     if SCHEDULE != "constant" or WARMUP_STEPS > 0:
         total_steps = EPOCHS * steps_per_epoch
         optimizer.learning_rate.assign(LEARNING_RATE * rate_factor(0, total_steps))
-    report("model", parameters=model.count_params(), layers=layer_table(model))
+    report("model", parameters=parameter_count(model), layers=layer_table(model))
     report(
         "started",
         device=device,
@@ -380,7 +385,6 @@ def train(
         return measured.stack()
 
     if VALIDATION:
-
         val_step = tf.function(measure, autograph=False, jit_compile=COMPILE)
 
         @tf.function
