@@ -59,7 +59,8 @@ def curves_svg(
     width
         Of the picture in pixels (at least 400); a page with less room scales it down. The height is fixed.
     total
-        The number of steps the run will have, if known: the axis then stands still while the run goes on.
+        The number of steps the run will have, if known: the axis then stands still or grows in few jumps, see
+        `axis_end`.
 
     Raises
     ------
@@ -97,7 +98,7 @@ class _Drawing:
         self.earlier = [(_plain(name), run) for name, run in earlier[-_MAX_EARLIER:]]
         two = history.has_accuracy or not history.has_loss
         self.chart_width = (width - LEFT - BETWEEN - RIGHT) / 2 if two else width - LEFT - RIGHT
-        self.steps = max(10, total or 0, self.length, *(len(run) for _, run in self.earlier))
+        self.steps = max(10, axis_end(self.length, total), self.length, *(len(run) for _, run in self.earlier))
         self.lost: list[str] = []  # what is said about values that are NaN or infinite,
         self.notes: list[str] = []  # and about the log axis
         columns = ("loss", "accuracy") if two else ("loss",)
@@ -321,6 +322,21 @@ class _Drawing:
 
 
 # ---- small parts
+
+
+def axis_end(length: int, total: int | None) -> int:
+    """The last step on the axis of a run that has `length` of `total` steps.
+
+    A short run has its whole length before it. A long one begins on a part of it, which doubles each time that it is
+    full: so its first hour can be seen too, and the axis moves a few times only.
+
+    >>> [axis_end(length, 64_000) for length in (1, 500, 600, 1_001, 40_000)]
+    [500, 500, 1000, 2000, 64000]
+    """
+    end = total or 0
+    while end // 2 >= max(length, 500):
+        end = -(-end // 2)
+    return end
 
 
 def _size(text: str) -> int:

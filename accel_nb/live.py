@@ -111,7 +111,7 @@ class LiveCurve:
         return {"text/html": head + curves, "text/plain": f"{run.name}: {status_line(run)}"}
 
     def _kept(self, run: Run) -> dict[str, Any]:
-        bundle = dict(static_bundle(run.history, total=run.total_steps))
+        bundle = dict(static_bundle(run.history))
         bundle["text/plain"] = f"{run.name}: {status_line(run)}"
         return bundle
 

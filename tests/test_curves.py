@@ -15,7 +15,7 @@ from histories import falling, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_nb.curves import MAX_BYTES, curves_svg, static_bundle
+from accel_nb.curves import MAX_BYTES, axis_end, curves_svg, static_bundle
 from accel_nb.history import History
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -173,6 +173,16 @@ def test_a_weight_that_is_none_is_refused(smooth):
 def test_too_narrow_is_refused():
     with pytest.raises(ValueError, match="Give 400 or more"):
         curves_svg(falling(5), width=200)
+
+
+def test_the_axis_of_a_long_run_grows_by_doubling_and_ends_at_its_total():
+    ends = [axis_end(length, 100_000) for length in range(1, 100_001, 97)]
+    assert ends == sorted(ends)
+    assert all(length <= end for length, end in zip(range(1, 100_001, 97), ends, strict=True))
+    assert len(set(ends)) < 10
+    assert axis_end(100_000, 100_000) == 100_000
+    assert axis_end(3, 60) == 60
+    assert axis_end(3, None) == 0
 
 
 def test_a_known_total_keeps_the_axis_still():
