@@ -327,8 +327,8 @@ class _Drawing:
 def axis_end(length: int, total: int | None) -> int:
     """The last step on the axis of a run that has `length` of `total` steps.
 
-    A short run has its whole length before it. A long one begins on a part of it, which doubles each time that it is
-    full: so its first hour can be seen too, and the axis moves a few times only.
+    A short run has its whole length before it. A long one begins on a part of it, which doubles each time that it
+    is full: so its first hour can be seen too, and the axis moves a few times only.
 
     >>> [axis_end(length, 64_000) for length in (1, 500, 600, 1_001, 40_000)]
     [500, 500, 1000, 2000, 64000]

@@ -93,6 +93,8 @@ class LiveCurve:
             now = time.monotonic()
             if self.final or (not ended and now - self.last < REDRAW):
                 return
+            if ended:
+                self._print(run)
             self.last, self.final = now, ended
             bundle = self._kept(run) if ended else self._picture(run)
             # one publisher at a time; the handle finds the output by its id, from any thread
@@ -108,7 +110,16 @@ class LiveCurve:
             f'width:{progress(run) * 100:.1f}%;background:#0969da;border-radius:2px"></div></div></div>'
         )
         curves = curves_svg(run.history, total=run.total_steps)
+        said = [*run.warnings[-2:], *run.log.splitlines()[-6:]]
+        if said:
+            curves += f'<pre style="font-size:11px;margin:0">{html.escape(chr(10).join(said))}</pre>'
         return {"text/html": head + curves, "text/plain": f"{run.name}: {status_line(run)}"}
+
+    def _print(self, run: Run) -> None:
+        """Warnings and what the program printed stay in the cell as text, the last lines of it."""
+        said = [*(f"warning: {text}" for text in run.warnings[-5:]), *run.log.splitlines()[-30:]]
+        if said and run.status != "failed":  # a failure tells its log itself
+            print("\n".join(said))
 
     def _kept(self, run: Run) -> dict[str, Any]:
         bundle = dict(static_bundle(run.history))
@@ -127,7 +138,12 @@ class PrintLines:
     def __call__(self, run: Run) -> None:
         if run.started and not self.started:
             self.started = True
-            print(f"device {run.started.get('device_name') or run.started['device']}, {run.total_steps} steps")
+            told = run.started
+            print(
+                f"{told.get('device_name') or told['device']}: {run.parameters:,} parameters, "
+                f"{run.total_steps:,} steps, learning rate {told['learning_rate']:.4g}",
+                flush=True,
+            )
         for row in list(run.history.epochs)[self.epochs :]:
             self.epochs += 1
             values = [("loss", "loss"), ("accuracy", "accuracy"), ("val_loss", "validation loss")]
@@ -139,6 +155,8 @@ class PrintLines:
             print(f"warning: {text}", flush=True)
         if run.ended and not self.ended:
             self.ended = True
+            if run.log and run.status != "failed":
+                print("\n".join(run.log.splitlines()[-30:]))
             print(f"{status_line(run)}\nkept in {run.directory}", flush=True)
 
 

@@ -116,6 +116,24 @@ class Resolved:
         own = own_model(plan.model, plan.model_args, input_shape=facts.input_shape, outputs=facts.outputs)
         return Program(program_text(plan.framework, self.settings(), title, own.text), own.pickled)
 
+    def __str__(self) -> str:
+        """The choices with their reasons, the layers, parameters and memory, as text."""
+        lines = [f"{self.facts.label}: {self.facts.summary()}, {self.steps_per_epoch} steps an epoch"]
+        for name, value in self.plan.to_dict().items():
+            reason = self.reasons.get(name)
+            if reason:
+                lines.append(f"{name:16} {value!s:12} {reason}")
+        if self.table:
+            lines.append("")
+            for layer in self.table:
+                shape = " × ".join(str(size) for size in layer.shape)
+                lines.append(f"{layer.label:28} {shape:>16} {layer.parameters:>14,}")
+            lines.append(f"{'parameters':28} {'':16} {self.parameters:>14,}")
+        if self.memory_needed:
+            needed, total = self.memory_needed / 2**20, self.memory_total / 2**30
+            lines.append(f"needs about {needed:,.0f} MiB of {total:.1f} GiB to train")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
     def to_dict(self) -> dict[str, Any]:
         """What plan.json holds."""
         return {

@@ -65,6 +65,7 @@ class Run:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._offset, self._partial = 0, b""
+        self._log = (0, "")  # size of the file when it was read, and what of it is worth showing
         self._last_step = time.monotonic()
         self._control = {"seq": 0}
         self._saved = json.loads((self.directory / "plan.json").read_text(encoding="utf-8"))
@@ -132,11 +133,13 @@ class Run:
 
     @property
     def log(self) -> str:
-        """What the worker printed, without lines that are known to be harmless."""
-        with contextlib.suppress(OSError):
-            text = (self.directory / "log.txt").read_text(encoding="utf-8", errors="replace")
-            return "\n".join(split_log(text)[0])
-        return ""
+        """What the worker printed (the last 64 KiB), without lines that are known to be harmless."""
+        with contextlib.suppress(OSError), (self.directory / "log.txt").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != self._log[0]:  # asked for with each redraw, and it hardly ever changes
+                file.seek(max(0, size - 64 * 1024))
+                self._log = size, "\n".join(split_log(file.read().decode(errors="replace"))[0])
+        return self._log[1]
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.status}, {self.history.summary()}>"

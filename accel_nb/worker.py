@@ -251,10 +251,29 @@ class Reporter:
             self.meter.start()
             return
         self.events.write(event, **values)
+        if event == "model" and self.plan.get("parameters") is None:
+            self._weigh(values)
         if event == "batch":
             self.step = values["first"] + len(values["loss"]) - 1
             if self.meter is not None:
                 self.meter.count(len(values["loss"]) * self.plan["plan"]["batch_size"])
+
+    def _weigh(self, values: dict[str, Any]) -> None:
+        """Warn if a user's own model, whose size only its making tells, will hardly fit.
+
+        Weights, gradients and two moments of Adam are 16 bytes a parameter; each layer's output is kept in float32
+        for the backward pass, with its gradient.
+        """
+        from accel_nb import machine
+
+        card = self.plan.get("gpu")
+        usage = None if card is None else machine.gpu_usage(card)
+        free = machine.memory_free() if usage is None else usage.memory_total - usage.memory_used
+        outputs = sum(math.prod(row[2]) for row in values["layers"])
+        need = 16 * values["parameters"] + 8 * self.plan["plan"]["batch_size"] * outputs
+        if free and need > free:
+            text = f"The model needs about {need / 2**30:.1f} GiB to train, and {free / 2**30:.1f} GiB are free."
+            self.events.write("warning", text=text)
 
     def _check_device(self, values: dict[str, Any]) -> None:
         from accel_nb.diagnose import check_used

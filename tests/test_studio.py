@@ -349,7 +349,7 @@ def test_the_style_sheet_stays_within_the_panel() -> None:
     sheet = style_sheet()
     assert "/*" not in sheet
     assert len(sheet) < 16_000
-    for selector in re.findall(r"([^{}]+)\{", re.sub(r"@container[^{]*\{", "", sheet)):
+    for selector in re.findall(r"([^{}]+)\{", re.sub(r"@(container|supports)[^{]*\{", "", sheet)):
         for one in selector.split(","):
             assert ".anb" in one, one
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 180  # seconds, on a slow and busy machine
+PATIENCE = 60  # seconds, on a slow and busy machine
 SWITCHES = [
     "--no-sandbox",
     "--disable-gpu",
@@ -56,7 +57,7 @@ class Lab:
     """A JupyterLab whose files are in `folder`."""
 
     def __init__(self, folder: Path, private: Path) -> None:
-        self.folder = folder
+        self.folder, self.token = folder, secrets.token_hex(8)
         settings = private / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
         settings.parent.mkdir(parents=True)
         settings.write_text(json.dumps({"checkForUpdates": False, "doNotDisturbMode": True, "fetchNews": "false"}))
@@ -70,7 +71,7 @@ class Lab:
         environment = {**os.environ, **{name: str(private / place) for name, place in names.items()}}
         command = [
             *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0"),
-            *("--ServerApp.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"),
+            *(f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={folder}"),
             *(["--allow-root"] if hasattr(os, "getuid") and os.getuid() == 0 else []),
         ]
         self.log = private / "lab.log"
@@ -92,6 +93,15 @@ class Lab:
                     break
             time.sleep(0.1)
         raise AssertionError(f"JupyterLab does not answer: {self.log.read_text(errors='replace')}")
+
+    def start_kernel(self, notebook: str) -> None:
+        """Start the kernel of a notebook before a page opens it, so that no dialog asks for one."""
+        session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"name": "python3"}}
+        request = urllib.request.Request(
+            f"{self.url}/api/sessions", json.dumps(session).encode(), {"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert answer.status == 201
 
     def close(self) -> None:
         """End the server and its kernels."""

@@ -1,0 +1,143 @@
+"""The process side in small: events on a disk that fails, the control file, errors told from the program on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from accel_nb import worker
+from accel_nb.launch import created_at
+from accel_nb.run import write_atomic
+
+
+def test_values_become_plain_json():
+    plain = worker.plain(
+        {"a": float("nan"), "b": [math.inf, -math.inf], "c": np.float32(0.1), 1: np.arange(2), "d": (True, None)}
+    )
+    assert plain == {"a": "NaN", "b": ["Infinity", "-Infinity"], "c": 0.100000001, "1": [0, 1], "d": [True, None]}
+    json.dumps(plain, allow_nan=False)
+
+
+def test_nine_digits_hold_every_float32():
+    values = np.random.default_rng(0).integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    again = np.array([worker.plain(float(value)) for value in values], dtype=np.float32)
+    np.testing.assert_array_equal(again.view(np.uint32), values.view(np.uint32))
+
+
+def test_events_wait_for_space_and_none_is_lost_or_torn(tmp_path, monkeypatch):
+    events = worker.Events(tmp_path / "events.jsonl")
+    real, room = os.write, [25]
+
+    def short(handle, data):
+        """A disk with a little room left: a first write is cut, the next ones fail."""
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = min(room[0], len(data))
+        room[0] -= count
+        return real(handle, data[:count])
+
+    monkeypatch.setattr(worker.os, "write", short)
+    for step in range(3):
+        events.write("batch", first=step)
+    assert not events.flush()
+    assert events.problem.errno == errno.ENOSPC
+    room[0] = 10**6
+    assert events.flush()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["first"] for line in lines] == [0, 1, 2]
+    os.close(events._file)
+
+
+def test_events_of_many_threads_are_whole_lines(tmp_path):
+    events = worker.Events(tmp_path / "events.jsonl")
+    threads = [
+        threading.Thread(target=lambda i=i: [events.write("x", i=i, text="ü" * 50) for _ in range(200)])
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(json.loads(line)["i"] for line in lines) == sorted([0, 1, 2, 3] * 200)
+    os.close(events._file)
+
+
+def test_control_obeys_the_last_word_and_survives_half_a_file(tmp_path):
+    events = worker.Events(tmp_path / "events.jsonl")
+    control = worker.Control(tmp_path / "control.json", events)
+    assert control() == {}
+    write_atomic(tmp_path / "control.json", json.dumps({"learning_rate": 0.5}))
+    assert control() == {"learning_rate": 0.5}
+    (tmp_path / "control.json").write_text('{"learning_r')
+    assert control() == {"learning_rate": 0.5}
+    write_atomic(tmp_path / "control.json", json.dumps({"pause": True}))
+    told = []
+    thread = threading.Thread(target=lambda: told.append(control()))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    write_atomic(tmp_path / "control.json", json.dumps({"pause": True, "stop": True}))
+    thread.join(5)
+    assert told == [{"stop": True}]
+    assert control() == {"stop": True}
+    assert '"paused"' in (tmp_path / "events.jsonl").read_text()
+    os.close(events._file)
+
+
+def test_an_owner_is_known_by_pid_and_time_of_birth():
+    mine = worker.Owner(os.getpid(), created_at(os.getpid()))
+    assert mine.alive()
+    assert not worker.Owner(os.getpid(), mine.created - 1000).alive()
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    child = worker.Owner(process.pid, created_at(process.pid))
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not child.alive()  # dead, though nobody has read its exit code
+    process.wait()
+    assert not child.alive()
+
+
+def test_an_own_model_that_hardly_fits_is_told_before_the_first_step(tmp_path):
+    events = worker.Events(tmp_path / "events.jsonl")
+    report = worker.Reporter(events, {"parameters": None, "gpu": None, "plan": {"batch_size": 128}})
+    report("model", parameters=1000, layers=[["a", "Linear", [10], 1000]])
+    report("model", parameters=10**12, layers=[["a", "Linear", [10], 10**12]])
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in told] == ["model", "model", "warning"]
+    assert "GiB" in told[-1]["text"]
+    os.close(events._file)
+
+
+def test_an_error_is_told_from_the_programs_first_line_on(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "def train():\n    return helper()\n\ndef helper():\n    return {}['key']\n"
+    )
+    program = worker.load_program(tmp_path / "program.py")
+    with pytest.raises(KeyError) as caught:
+        program.train()
+    event = worker.describe_error(caught.value, tmp_path)
+    assert event["where"] == "program.py, line 5: return {}['key']"
+    assert event["text"] == "KeyError: 'key'"
+    assert "test_worker.py" not in event["traceback"]
+    assert event["traceback"].count("program.py") == 2
+
+
+def test_the_reason_behind_an_error_is_told_too(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "def train():\n    try:\n        1 / 0\n"
+        "    except ZeroDivisionError as e:\n        raise ValueError('told') from e\n"
+    )
+    with pytest.raises(ValueError, match="told") as caught:
+        worker.load_program(tmp_path / "program.py").train()
+    event = worker.describe_error(caught.value, tmp_path)
+    assert "division by zero" in event["traceback"]
+    assert event["text"] == "ValueError: told"
