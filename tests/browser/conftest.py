@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 60  # seconds, on a slow and busy machine
+PATIENCE = 180  # seconds, on a slow and busy machine
 SWITCHES = [
     "--no-sandbox",
     "--disable-gpu",
