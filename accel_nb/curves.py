@@ -395,14 +395,17 @@ def static_bundle(
 ) -> dict[str, str]:
     """What stays in a saved notebook, as a MIME bundle: the SVG, a PNG (base64) for viewers without it, one line.
 
-    Arguments as for `curves_svg`. Together less than 100 KB.
+    Arguments as for `curves_svg`. Together less than 100 KB. Viewers, JupyterLab among them, show such an SVG as a
+    plain picture: it fits the width of the page, and has no values on hover.
     """
     from accel_nb.figure import draw
 
     drawn = draw(history, earlier, log=log, smooth=smooth, thin=True)
     drawn.set_size_inches(8, 3)
+    svg = curves_svg(history, earlier, log=log, smooth=smooth, width=width, total=total)
     return {
-        "image/svg+xml": curves_svg(history, earlier, log=log, smooth=smooth, width=width, total=total),
+        # a picture without a size of its own takes the width that the page has for it
+        "image/svg+xml": re.sub(r' width="\d+" height="\d+"', "", svg, count=1),
         "image/png": base64.b64encode(drawn.small_png()).decode("ascii"),
         "text/plain": history.summary(),
     }

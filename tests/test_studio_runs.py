@@ -193,6 +193,7 @@ def test_runs_in_a_row_are_compared_and_let_go(studio: anb.Studio) -> None:
     assert all(row[1] == "done" and row[2].startswith("best validation accuracy") for row in rows)
     assert studio._tabs.get_title(2) == "Runs (2)"
     studio._runs_tab.table.children[1].children[-1].click()
+    settle(studio)
     assert studio._tabs.selected_index == 0
     assert studio._curves._run.name == names[0]
 

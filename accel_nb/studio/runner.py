@@ -59,8 +59,11 @@ class Runner:
 
     # ---- what is asked
 
-    def begin(self, plan: Plan) -> Future[Run]:
-        """Start a run, unless one is on its way: then that one. The future holds the Run, or what stopped it."""
+    def begin(self, plan: Plan, line: str) -> Future[Run]:
+        """Start a run, unless one is on its way: then that one. The future holds the Run, or what stopped it.
+
+        `line` says what happens first.
+        """
         with self._lock:
             if self._starting is not None:
                 return self._starting
@@ -71,7 +74,7 @@ class Runner:
             self._starting = future
         self._words.clear_error()
         self.buttons()
-        self._show_line(0, "writing the run's directory")
+        self._show_line(0, line)
         threading.Thread(target=self._start, args=(plan, future), name="accel_nb start", daemon=True).start()
         return future
 

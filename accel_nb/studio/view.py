@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 
 from accel_nb import launch
+from accel_nb.data import NAMED, describe
 from accel_nb.diagnose import Accelerators, diagnose
 from accel_nb.errors import AccelNbError
 from accel_nb.live import in_notebook, status_line
@@ -66,7 +68,7 @@ class Studio:
         self._awake = False
 
         runner, words = self._runner, self._words
-        runner.train.on_click(words.guard(lambda _: runner.begin(self._desk.plan)))
+        runner.train.on_click(words.guard(lambda _: self._start()))
         runner.pause.on_click(words.guard(lambda _: runner.pausing()))
         runner.stop.on_click(words.guard(lambda _: runner.stopping()))
 
@@ -105,7 +107,13 @@ class Studio:
         While a run is on its way no second one starts: that run is returned. PlanError or DataError if the plan
         cannot run here.
         """
-        return self._runner.begin(self._desk.plan).result()
+        return self._start().result()
+
+    def _start(self) -> Future[Run]:
+        plan = self._desk.plan
+        named = isinstance(plan.data, str) and plan.data in NAMED
+        first = describe(plan.data, data_args=plan.data_args).why if named else ""
+        return self._runner.begin(plan, f"{plan.data}: {first}" if first else "writing the run's directory")
 
     def pause(self) -> Run:
         """Hold the run at the end of the present steps, with everything in memory."""
@@ -255,12 +263,16 @@ class Studio:
 
     def _show_run(self, directory: str) -> None:
         """The curve of a run in the table; one that still trains gets the buttons too."""
-        run = known(Path(directory)).attach()
-        if not run.ended and not self._runner.live:
-            self._runner.adopt(run)
-        else:
-            self._curves.show(run)
-        self._tabs.selected_index = CURVES
+
+        def show() -> None:  # a long run takes a moment to read
+            run = known(Path(directory)).attach()
+            if not run.ended and not self._runner.live:
+                self._runner.adopt(run)
+            else:
+                self._curves.show(run)
+            self._tabs.selected_index = CURVES
+
+        self._background.submit("show", show)
 
     def _refresh_worker(self) -> None:
         run = self.run
