@@ -14,6 +14,7 @@ from panel import choose, every_widget, label, message, settle, text_of, write
 import accel_nb as anb
 from accel_nb.diagnose import diagnose
 from accel_nb.facts import Facts
+from accel_nb.framework_facts import Device
 from accel_nb.framework_facts import Facts as FrameworkFacts
 from accel_nb.machine import GPU, Machine
 from accel_nb.studio import fields as fields_module
@@ -233,6 +234,16 @@ def test_own_data_and_own_model_are_entries(runs_folder: Path) -> None:
     assert studio.plan.model is small_net
 
 
+def test_notes_on_the_data_are_shown(studio: anb.Studio) -> None:
+    desk = studio._desk
+    assert desk._notes_row.layout.display == "none"
+    write(studio, "batch_size", "5000")
+    assert "larger than the 1437 training samples" in desk.notes.value.replace("1,437", "1437")
+    assert desk._notes_row.layout.display is None
+    write(studio, "batch_size", "128")
+    assert desk._notes_row.layout.display == "none"
+
+
 def test_data_that_no_model_should_see_are_refused_in_the_panel(runs_folder: Path) -> None:
     x = np.zeros((20, 3), dtype=np.float32)
     x[3, 1] = np.nan
@@ -290,6 +301,35 @@ def test_a_card_names_the_gpu_and_why_a_framework_cannot_use_it() -> None:
     assert not gpu.usable
     assert not tpu.there
     assert "✓" in card_html(cpu)
+
+
+def test_a_fall_to_the_cpu_is_told(runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Device(0, "T4", (7, 5), 16 * 2**30, "ok")
+    facts = {
+        "pytorch": known("pytorch", cuda_build=True, cuda="12.8", available=True, devices=(card,)),
+        "tensorflow": known("tensorflow", cuda_build=False, keras="3"),
+    }
+    there = diagnose(CARDS, facts)
+    monkeypatch.setattr("accel_nb.studio.desk.diagnose", lambda **_: there)
+    studio = settle(anb.Studio())
+    gpu, cpu = (studio._desk.cards._boxes[place] for place in (0, -1))
+    assert "anb-on" in gpu._dom_classes
+    assert label(studio._desk.run_with.compile).startswith("auto")
+    assert message(studio) == ""
+    studio._desk.run_with.framework.buttons["tensorflow"].click()
+    settle(studio)
+    assert "This will run on the CPU; no GPU: TensorFlow 2.0 is a CPU-only build" in message(studio)
+    assert "anb-on" in cpu._dom_classes
+    assert "anb-on" not in gpu._dom_classes
+    studio._desk.cards.buttons["gpu:0"].click()  # asked for by name it is refused, never replaced
+    settle(studio)
+    assert "accelerator = 'gpu:0'" in message(studio)
+    assert studio._runner.train.disabled is True
+    studio._desk.run_with.framework.buttons["pytorch"].click()
+    settle(studio)
+    assert message(studio) == ""
+    assert studio.plan.accelerator == "gpu:0"
+    assert studio._runner.train.disabled is False
 
 
 def test_a_card_waits_for_the_probe() -> None:

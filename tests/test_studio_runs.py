@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,36 @@ def test_a_run_that_fails_says_where(runs_folder: Path) -> None:
     assert "<details><summary>Traceback" in shown
     assert studio._runner.train.disabled is False
     assert "failed" in studio._runner.line.value
+
+
+def test_a_worker_that_does_not_stop_is_ended_by_the_second_press(studio: anb.Studio) -> None:
+    write(studio, "epochs", str(LONG))
+    run = studio.train()
+    until(lambda: len(run.history) > 1, "steps")
+    os.kill(run._worker.pid, signal.SIGSTOP)  # it hears nothing any more
+    studio._runner.stop.click()
+    assert studio._runner.stop.description == "Stopping…"
+    assert "Press again" in studio._runner.stop.tooltip
+    assert not studio._runner.stop.disabled
+    studio._runner.stop.click()
+    studio.wait(PATIENCE)
+    assert run.status == "stopped"
+    assert "the model is not" in message(studio)
+    assert studio._runner.train.disabled is False
+
+
+def test_a_worker_that_was_killed_is_told(studio: anb.Studio) -> None:
+    write(studio, "epochs", str(LONG))
+    run = studio.train()
+    until(lambda: len(run.history) > 1, "steps")
+    os.kill(run._worker.pid, signal.SIGKILL)
+    with pytest.raises(anb.RunFailed, match="was killed"):
+        studio.wait(PATIENCE)
+    assert "The worker process was killed (SIGKILL)" in studio._words.error.value
+    assert len(run.history) > 1
+    write(studio, "epochs", "1")  # the next run is as any other
+    assert studio._words.error.value == ""
+    assert studio.train().wait(PATIENCE).status == "done"
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

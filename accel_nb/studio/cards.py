@@ -81,7 +81,8 @@ def _card(diagnosis: Diagnosis, value: str, title: str, more: str, line: str) ->
     number = value.partition(":")[2]
     why = {}
     for framework, verdict in told.items():
-        why[framework] = "" if verdict.usable else f"{verdict.text} {verdict.fix}".strip()
+        fix = f" Fix: {verdict.fix}" if verdict.fix else ""
+        why[framework] = "" if verdict.usable else verdict.text + fix
         failed = verdict.details.get("failed", {}) if verdict.usable and number else {}
         if int(number or -1) in failed:
             why[framework] = f"A tiny convolution on this card fails: {failed[int(number)]}"
@@ -123,6 +124,11 @@ class Cards:
         self._cards: list[Card] = []
         self._boxes: list[Any] = []
         self._on = ""
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is more here than a CPU."""
+        return any(card.there and card.value != "cpu" for card in self._cards)
 
     def show(self, diagnosis: Diagnosis, on: str) -> None:
         """Draw the cards of this diagnosis with `on` as the chosen one; what did not change is left alone."""

@@ -16,8 +16,9 @@ from accel_nb.plan import FRAMEWORKS, Plan, make_plan
 from accel_nb.resolve import Resolved, resolve
 from accel_nb.studio.cards import Cards
 from accel_nb.studio.controls import Data, RunWith, Training
-from accel_nb.studio.fields import row
+from accel_nb.studio.fields import row, text_html
 from accel_nb.studio.model_editor import ModelEditor
+from accel_nb.studio.style import esc
 from accel_nb.studio.tabs import MachineTab
 from accel_nb.studio.words import Words
 from accel_nb.studio.work import Background
@@ -56,12 +57,16 @@ class Desk:
         self.data = Data(plan.data, plan.data_args, change, refuse)
         self.model = ModelEditor(plan.model, change, refuse)
         self.training = Training(change, refuse)
+        self.notes = text_html("", "anb-dim")
+        self._notes_row = row("Notes", self.notes)
+        self._notes_row.layout.display = "none"
         self.rows = [
             row("Accelerator", self.cards.ui),
             self.run_with.ui,
             self.data.ui,
             self.model.ui,
             self.training.ui,
+            self._notes_row,
         ]
         self.after: Callable[[], None] = lambda: None  # called when plan, refusal or resolution changed
         self._fill()
@@ -172,16 +177,22 @@ class Desk:
         self.after()
 
     def _accept(self, resolved: Resolved) -> None:
-        self.refusal, self.resolved = None, resolved
+        before, self.refusal, self.resolved = self.resolved, None, resolved
         self._mark("")
         if self._words.refusing:
             self._words.clear()
-        self.cards.show(self.diagnosis, resolved.plan.accelerator)
+        chosen, reason = resolved.plan.accelerator, resolved.reasons.get("accelerator")
+        self.cards.show(self.diagnosis, chosen)
+        moved = before is None or before.plan.accelerator != chosen
+        if reason and chosen == "cpu" and moved and self.cards.attached and not self.diagnosis.checking:
+            self._words.say(f"This will run on the CPU; {reason}")  # never a silent fall
         self.run_with.show(resolved)
         self.data.show(resolved)
         self.model.show(resolved)
         self.training.show(resolved)
         self._machine_tab.show_choices(resolved)
+        self.notes.value = "<br>".join(esc(note) for note in resolved.notes)
+        self._notes_row.layout.display = None if resolved.notes else "none"
         self.after()
 
     def _mark(self, field: str) -> None:

@@ -42,7 +42,7 @@ class Runner:
         self._lock = threading.RLock()
         self._starting: Future[Run] | None = None
         self._asked = ""  # "pause", "resume" or "stop": what was pressed and has not happened yet
-        self._seen_end = True
+        self._seen_end, self._warned = True, 0
         self._refused = ""
         self.finished = threading.Event()  # set when all that a run leaves in the notebook is there
         self.train = button("▶\ufe0e Train", "Train the model as set above", "anb-go")
@@ -99,7 +99,7 @@ class Runner:
         """Follow this run from now on."""
         with self._lock:
             before, self.run = self.run, run
-            self._asked, self._seen_end = "", False
+            self._asked, self._seen_end, self._warned = "", False, 0
             self.finished.clear()
         if before is not None:
             before.unlisten(self._changed)
@@ -159,11 +159,18 @@ class Runner:
             self.buttons()
             self._show_line(progress(run), status_line(run))
             self._draw()
+            self._warn(run)
             if run.ended and not self._seen_end:
                 self._seen_end = True
                 self._at_end(run)
         except Exception as problem:
             self._words.failed(problem)
+
+    def _warn(self, run: Run) -> None:
+        """What the worker warns of, once; all of it stays in the tab "Machine"."""
+        if len(run.warnings) > self._warned:
+            self._warned = len(run.warnings)
+            self._words.say(run.warnings[-1])
 
     def _at_end(self, run: Run) -> None:
         if run.status == "failed":
