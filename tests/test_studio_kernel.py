@@ -50,6 +50,7 @@ def test_both_frameworks_train_and_none_enters_the_kernel(kernel: Kernel, runs_f
     assert "tensorflow-mlp-digits" in html
     assert kernel.shows(f".{css_class}{{display:none}}")
     assert sum(len(part) for part in kernel.displays[kept[0]].values()) < 150_000
+    assert kernel.shows('tensorflow-mlp-digits.png" href="data:image/png;base64,')
 
     loaded = kernel.run(f"import sys\nprint([name for name in {FRAMEWORKS} if name in sys.modules])")
     assert loaded == "[]\n"

@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from accel_nb.curves import curves_svg
 from accel_nb.history import History
 from accel_nb.studio.fields import Tick, button, text_html
+from accel_nb.studio.style import esc
 
 REDRAW = 0.25  # seconds between two pictures: 4 a second at most
 EARLIER = 5  # histories kept for comparison
@@ -34,7 +35,8 @@ class CurvesTab:
         self.smooth.observe(lambda _: self._again(), "value")
         self.earlier = widgets.Box([])
         self.earlier.add_class("anb-flow")
-        tools = widgets.Box([self.log.ui, self.smooth, self.earlier])
+        self._save = text_html("")  # a link to the picture of a run that has ended
+        tools = widgets.Box([self.log.ui, self.smooth, self._save, self.earlier])
         tools.add_class("anb-flow")
         self.picture = text_html(curves_svg(History()))
         self.ui = widgets.VBox([tools, self.picture])
@@ -56,6 +58,7 @@ class CurvesTab:
                 del self._kept[name]
             self._hidden &= set(self._kept)
             self._run, self._version = run, -1
+        self.offer("")
         self._toggles()
         self.draw(now=True)
 
@@ -76,6 +79,15 @@ class CurvesTab:
             self.picture.value = curves_svg(
                 run.history, earlier, log=self.log.ui.value, smooth=self.smooth.value, total=total
             )
+
+    def offer(self, png: str) -> None:
+        """Offer a picture (base64) for download; "" for none."""
+        name = "" if self._run is None else f"{self._run.name}.png"
+        link = (
+            f'<a download="{esc(name)}" href="data:image/png;base64,{png}" title="Download {esc(name)}">↓ PNG</a>'
+        )
+        if png or self._save.value:
+            self._save.value = link if png else ""
 
     def _later(self, seconds: float) -> None:
         """What came too early for a picture is drawn by itself, also when nothing comes after it."""

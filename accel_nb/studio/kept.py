@@ -26,21 +26,23 @@ class Kept:
         display(empty, raw=True, display_id=self._display_id)
         self._shown = True
 
-    def update(self, run: Any, line: str, **how: Any) -> None:
-        """The final curve of a run and one line of text. From any thread."""
+    def update(self, run: Any, line: str, **how: Any) -> str:
+        """Put in the final curve of a run and one line of text; the picture as base64, "" if none was made.
+
+        From any thread.
+        """
         if not self._shown:
-            return
+            return ""
         from IPython.display import display
 
-        bundle = self.bundle(run, line, **how)
+        picture = static_bundle(run.history, **how)["image/png"]
+        bundle = self.bundle(f"{run.name}: {line}", run.history.summary(), picture)
         display(bundle, raw=True, display_id=self._display_id, update=True)
+        return picture
 
-    def bundle(self, run: Any, line: str, **how: Any) -> dict[str, str]:
-        drawn = static_bundle(run.history, **how)
-        text = f"{run.name}: {line}"
-        picture = drawn["image/png"]
+    def bundle(self, text: str, summary: str, picture: str) -> dict[str, str]:
         html = (
-            f'<div class="{self.css_class}"><img alt="{esc(drawn["text/plain"])}" '
+            f'<div class="{self.css_class}"><img alt="{esc(summary)}" '
             f'style="max-width:100%;background:#fff" src="data:image/png;base64,{picture}">'
             f"<p>{esc(text)}</p></div>"
         )

@@ -292,7 +292,7 @@ class Studio:
         """From the run's thread, at its end."""
         self._curves.draw(now=True)
         self._program.follow(run)
-        self._kept.update(run, status_line(run), **self._curves.settings)
+        self._curves.offer(self._kept.update(run, status_line(run), **self._curves.settings))
         self._count_runs()
         self._refresh_tab()
         self._spare()
