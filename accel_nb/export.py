@@ -134,7 +134,9 @@ def inline_models(source: str, models: str) -> str:
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) and not _future(n)]
     docstring = tree.body and isinstance(tree.body[0], ast.Expr)
     skip = {
-        i for n in [*imports, *(tree.body[:1] if docstring else [])] for i in range(n.lineno, n.end_lineno + 1)
+        i
+        for n in [*imports, *(tree.body[:1] if docstring else [])]
+        for i in range(n.lineno, (n.end_lineno or n.lineno) + 1)
     }
     skip |= {n.lineno for n in tree.body if _future(n)}
     body = "\n".join(line for i, line in enumerate(parts, 1) if i not in skip).strip("\n")

@@ -157,7 +157,7 @@ def bars(names: Sequence[str], values: Sequence[float], notes: Sequence[str], *,
         inside = value > 0.6 * top  # a long bar carries its note, behind a short one there is room
         axes.text(
             value - 0.01 * top if inside else value + 0.01 * top,
-            place,
+            float(place),
             _text(note, 70),
             va="center",
             ha="right" if inside else "left",

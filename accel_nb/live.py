@@ -138,10 +138,10 @@ class PrintLines:
     def __call__(self, run: Run) -> None:
         if run.started and not self.started:
             self.started = True
-            told = run.started
+            start = run.started
             print(
-                f"{told.get('device_name') or told['device']}: {run.parameters:,} parameters, "
-                f"{run.total_steps:,} steps, learning rate {told['learning_rate']:.4g}",
+                f"{start.get('device_name') or start['device']}: {run.parameters:,} parameters, "
+                f"{run.total_steps:,} steps, learning rate {start['learning_rate']:.4g}",
                 flush=True,
             )
         for row in list(run.history.epochs)[self.epochs :]:
