@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.errors import PlanError
+from accel_nb.errors import PlanError, shown
 
 FRAMEWORKS = ("pytorch", "tensorflow")
 ACCELERATORS = ("auto", "cpu", "gpu", "mps", "tpu")
@@ -112,8 +112,7 @@ class Plan:
             fields["data"] = "arrays"
         if not isinstance(self.model, str):
             fields["model"] = "own:" + model_name(self.model)
-            fields["model_args"] = {key: repr(value) for key, value in self.model_args.items()}
-        return fields
+        return {name: _json_ready(value) for name, value in fields.items()}
 
     def resolve(self, **here: Any) -> Any:
         """The plan with nothing left open, and the reason of each choice: see `resolve.resolve`."""
@@ -291,6 +290,17 @@ def model_args(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 raise PlanError(label, value, "It is the fraction of values set to zero.", "Pass 0 to below 1.")
             args[name] = number
     return args
+
+
+def _json_ready(value: Any) -> Any:
+    """The value as JSON can hold it; what it cannot hold is told in words."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if value is None or isinstance(value, str | bool | int | float) else shown(value)
 
 
 def _known(field_name: str, given: Mapping[str, Any], args: Mapping[str, Any], owner: str) -> None:

@@ -260,7 +260,7 @@ TRAINS = """
     while len(run.history) < 4:
         assert not run.ended, run.error
         time.sleep(0.05)
-    print("steps", flush=True)
+    print("four are done", flush=True)
     time.sleep(600)
 """
 
@@ -270,7 +270,7 @@ def test_a_killed_kernel_leaves_a_checkpoint_and_no_process(framework, runs_fold
     process = kernel(TRAINS.format(framework=framework))
     try:
         assert process.stdout is not None
-        while "steps" not in (line := process.stdout.readline()):
+        while "four are done" not in (line := process.stdout.readline()):
             assert line, "the kernel ended before it trained"
         children = psutil.Process(process.pid).children(recursive=True)
         assert children

@@ -34,7 +34,7 @@ class CurvesTab:
         self.smooth.style.description_width = "initial"
         self.smooth.observe(lambda _: self._again(), "value")
         self.earlier = widgets.Box([])
-        self.earlier.add_class("anb-flow")
+        self.earlier.add_class("anb-inline")
         self._save = text_html("")  # a link to the picture of a run that has ended
         tools = widgets.Box([self.log.ui, self.smooth, self._save, self.earlier])
         tools.add_class("anb-flow")
