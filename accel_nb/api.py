@@ -10,10 +10,11 @@ from typing import Any
 
 from accel_nb import launch
 from accel_nb.errors import PlanError
+from accel_nb.folder import known, new_directory, runs, runs_folder
 from accel_nb.live import in_notebook, show
 from accel_nb.plan import Plan, make_plan, model_name
 from accel_nb.resolve import Resolved, resolve
-from accel_nb.run import Run, known, new_directory, runs, runs_folder
+from accel_nb.run import Run
 
 __all__ = ["runs", "start", "train"]
 

@@ -18,7 +18,8 @@ import pytest
 
 import accel_nb as anb
 from accel_nb import launch
-from accel_nb.run import Run, directories, known, write_atomic
+from accel_nb.folder import directories, known
+from accel_nb.run import Run, write_atomic
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
 PATIENCE = 90  # seconds until something that must happen counts as not happening, on a slow and busy machine
@@ -441,6 +442,16 @@ def test_half_a_line_of_events_is_waited_for(tmp_path):
     events.write_text(line + "\nno json\n")
     run.refresh()
     assert len(run.history) == 2
+
+
+def test_a_directory_that_is_no_run_is_passed_over(runs_folder):
+    anb.train(epochs=1, model_args={"layers": [4]})
+    for name, text in (("20260101-000000-torn", "{"), ("20260101-000000-empty", None)):
+        (runs_folder / name).mkdir()
+        if text is not None:
+            (runs_folder / name / "plan.json").write_text(text)
+    (run,) = anb.runs()
+    assert run.status == "done"
 
 
 def test_runs_of_one_second_get_names_of_their_own_and_keep_their_order(runs_folder):

@@ -14,9 +14,10 @@ from accel_nb import launch
 from accel_nb.data import NAMED, describe
 from accel_nb.diagnose import Accelerators, diagnose
 from accel_nb.errors import AccelNbError
+from accel_nb.folder import directories, known, running_here, runs_folder
 from accel_nb.live import in_notebook, status_line
 from accel_nb.plan import LEARNING_RATES, Plan
-from accel_nb.run import Run, directories, known, running_here, runs_folder
+from accel_nb.run import Run
 from accel_nb.studio.curves_tab import CurvesTab
 from accel_nb.studio.desk import Desk
 from accel_nb.studio.kept import Kept

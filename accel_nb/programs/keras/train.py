@@ -59,7 +59,7 @@ BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this oft
 
 def own_model() -> keras.Model:
     """The place of your own model: logits of shape (samples, OUTPUTS) for inputs (samples, *INPUT_SHAPE)."""
-    raise NotImplementedError("MODEL is 'own': write your model into own_model().")
+    raise RuntimeError("MODEL is 'own': write your model into own_model().")
 
 
 def build_model() -> keras.Model:

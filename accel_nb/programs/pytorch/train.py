@@ -56,7 +56,7 @@ BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this oft
 
 def own_model() -> nn.Module:
     """The place of your own model: gives (samples, OUTPUTS) for (samples, channels, height, width)."""
-    raise NotImplementedError("MODEL is 'own': write your model into own_model().")
+    raise RuntimeError("MODEL is 'own': write your model into own_model().")
 
 
 def build_model() -> nn.Module:
