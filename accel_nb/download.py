@@ -145,8 +145,8 @@ class _Transfer:
     def _work(self) -> None:
         try:
             # The addresses are constants of `datasets`, and what comes is compared with a checksum.
-            request = urllib.request.Request(self.url, headers={"User-Agent": "accel_nb"})  # noqa: S310
-            with urllib.request.urlopen(request, timeout=SILENCE) as answer:  # noqa: S310
+            request = urllib.request.Request(self.url, headers={"User-Agent": "accel_nb"})  # noqa: S310 - https, see above
+            with urllib.request.urlopen(request, timeout=SILENCE) as answer:  # noqa: S310 - the same
                 while not self.abandoned and len(self.content) <= self.file.size:
                     try:
                         block = answer.read1(BLOCK)
@@ -158,9 +158,11 @@ class _Transfer:
         except urllib.error.HTTPError as error:
             self.failure = f"the server says {error.code} {error.reason}"
             error.close()
+        except TimeoutError:
+            self.failure = STALLED
         except Exception as error:  # urllib raises OSError, HTTPException and ValueError, each in many kinds
             reason = getattr(error, "reason", None) or error
-            self.failure = " ".join(str(reason).split()) or type(error).__name__
+            self.failure = STALLED if isinstance(reason, TimeoutError) else " ".join(str(reason).split()) or type(error).__name__
 
 
 def _write(path: Path, content: bytes | bytearray) -> None:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from accel_nb.machine import memory_free
+
+# A worker that has imported TensorFlow holds 0.7 GiB, one with a CUDA build of PyTorch about as much.
+SPARE_MEMORY = 2 * 2**30
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 
 
@@ -135,6 +139,8 @@ class Spares:
             self._spare = None
             if spare is not None:
                 spare.kill()
+            if 0 < memory_free() < SPARE_MEMORY:
+                return  # it would take from the run what it saves the next one
             with contextlib.suppress(OSError):
                 self._spare = start(framework)
 

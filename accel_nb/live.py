@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import sys
 import threading
 import time
@@ -161,8 +162,8 @@ class PrintLines:
 
 
 def show(run: Run) -> None:
-    """Show a run here: live in a notebook, a few lines elsewhere."""
-    if in_notebook():
+    """Show a run here: live in a notebook, a few lines elsewhere or where ACCEL_NB_PLAIN asks for them."""
+    if in_notebook() and os.environ.get("ACCEL_NB_PLAIN", "") in ("", "0"):
         LiveCurve(run)
     else:
         PrintLines(run)

@@ -107,7 +107,7 @@ def cache(monkeypatch, tmp_path):
 @pytest.fixture
 def served(monkeypatch, server, cache):
     """Give mnist the small files of this module, at addresses with the given manners."""
-    monkeypatch.setattr(download, "SILENCE", 0.6)
+    monkeypatch.setattr(download, "SILENCE", 3.0)
 
     def set_up(*manners):
         files = tuple(Remote(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in FILES.items())

@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import nbformat
 import pytest
+from kernel_client import Kernel
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
@@ -118,3 +120,27 @@ def test_the_status_line_of_a_finished_run(runs_folder):
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (4.4, "0:04"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_seconds_as_a_clock(seconds, text):
     assert clock(seconds) == text
+
+
+def test_interrupting_the_waiting_cell_stops_the_run_and_keeps_what_it_has(tmp_path, runs_folder):
+    """The kernel is interrupted as JupyterLab's stop button does it; the worker must not hear of it."""
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run("import accel_nb as anb, time; run = anb.train(epochs=100000, wait=False)")
+        kernel.run("while len(run.history) < 4: time.sleep(0.05)")
+        pressed = threading.Timer(1.0, kernel.manager.interrupt_kernel)
+        pressed.start()
+        kernel.run("run.wait()")
+        told = kernel.run("print(run.status, len(run.history) >= 4, (run.directory / 'model.pt').is_file())")
+        assert told == "stopped True True\n"
+        assert kernel.run("print(anb.train(epochs=1, model_args={'layers': [8]}).status)") == "done\n"
+    finally:
+        kernel.close()
+
+
+def test_plain_lines_in_a_notebook_where_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCEL_NB_PLAIN", "1")
+    code = "import accel_nb as anb\nrun = anb.train(epochs=1, model_args={'layers': [8]})"
+    (cell,) = executed([code], tmp_path).cells
+    assert {output.output_type for output in cell.outputs} == {"stream"}
+    assert "epoch 1/1" in "".join(output.text for output in cell.outputs)

@@ -71,9 +71,9 @@ def test_an_error_in_the_background_is_shown_in_the_panel(
     assert "OSError: the disk is gone" in studio._words.error.value
 
 
-def test_markup_in_paths_and_names_is_escaped(tmp_path: Path) -> None:
-    folder = tmp_path / "<b>runs"
-    studio = anb.Studio(directory=folder, data=str(tmp_path / "<script>.npz"))
+def test_markup_in_paths_and_names_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    studio = anb.Studio(directory="<b>runs", data="<script>.npz")
     settle(studio)
     assert "&lt;script&gt;.npz" in studio._words.message.value
     studio._tabs.selected_index = 2
