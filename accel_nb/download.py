@@ -162,7 +162,8 @@ class _Transfer:
             self.failure = STALLED
         except Exception as error:  # urllib raises OSError, HTTPException and ValueError, each in many kinds
             reason = getattr(error, "reason", None) or error
-            self.failure = STALLED if isinstance(reason, TimeoutError) else " ".join(str(reason).split()) or type(error).__name__
+            told = " ".join(str(reason).split()) or type(error).__name__
+            self.failure = STALLED if isinstance(reason, TimeoutError) else told
 
 
 def _write(path: Path, content: bytes | bytearray) -> None:

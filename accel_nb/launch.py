@@ -80,8 +80,9 @@ class Worker:
         pipe.flush()
 
     def kill(self) -> None:
-        """End it and what it started, for certain."""
-        kill_group(self.pid)
+        """End it and what it started, for certain. The id of one that has ended may be another's by now."""
+        if self.ended() is None:
+            kill_group(self.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         self.release()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from accel_nb import launch
 from accel_nb.errors import AccelNbError, RunFailed
 from accel_nb.history import History
 from accel_nb.loglines import quiet_start, split_log
+from accel_nb.lost import why_lost
 from accel_nb.plan import checked_learning_rate
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "stopped", "failed")
 TAIL_PERIOD = 0.12  # seconds between looks at the events: about 8 a second
+LOST = 2.0  # seconds without the run's directory after which it counts as removed; a network disk may blink
 SILENCE = 15.0  # seconds without a step after which the panel says so
 
 Listener = Callable[["Run"], None]
@@ -183,23 +184,11 @@ class Run:
             self._listeners.remove(listener)
 
     def _tail(self) -> None:
-        while True:
-            if not self.directory.is_dir():
-                self.kill()
-                self._killed = False  # not by a person: the run has failed
-                self._lost("removed")
-                break
-            gone = self._worker_gone()
-            changed = self.refresh()
-            if self._finished is None and gone is not None and not self.refresh():
-                self._lost(gone)
-                changed = True
-            if self._finished is not None:
-                break
-            changed = self._look_at_disk() or changed
-            if changed or self.silence is not None:
-                self._tell()
-            time.sleep(TAIL_PERIOD)
+        try:
+            self._follow()
+        except Exception as problem:  # a defect here must not leave `wait()` waiting for ever
+            self.error = {"kind": type(problem).__name__, "text": f"The run cannot be followed: {problem!r}"}
+            self._finished = {"status": "failed", "step": len(self.history)}
         worker = self._worker
         if worker is not None:
             # the worker has said its last word; what keeps it alive now is a framework's own clean-up
@@ -211,6 +200,29 @@ class Run:
         self._ended.set()  # after the last picture: who waits finds it drawn
         with self._lock:
             self._listeners.clear()  # a finished run holds on to no panel
+
+    def _follow(self) -> None:
+        """Read the events until the last one, or until no more can come."""
+        seen = time.monotonic()
+        while True:
+            if self.directory.is_dir():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > LOST:
+                self.kill()
+                self._killed = False  # not by a person: the run has failed
+                self._lost("removed")
+                return
+            gone = self._worker_gone()
+            changed = self.refresh()
+            if self._finished is None and gone is not None and not self.refresh():
+                self._lost(gone)
+                changed = True
+            if self._finished is not None:
+                return
+            changed = self._look_at_disk() or changed
+            if changed or self.silence is not None:
+                self._tell()
+            time.sleep(TAIL_PERIOD)
 
     def _look_at_disk(self) -> bool:
         """Tell once when the run's disk is full: its events wait in the worker, and the curve stands still."""
@@ -242,26 +254,7 @@ class Run:
 
     def _lost(self, code: int | str) -> None:
         """The worker ended without a last word."""
-        if code == "removed":
-            text = f"The run's directory was removed while it trained: {self.directory}"
-        elif code == 74:
-            free = shutil.disk_usage(self.directory).free
-            text = (
-                f"The run's directory cannot be written ({free / 2**20:.0f} MiB free on its disk). "
-                "Free some space, then train again."
-            )
-        elif isinstance(code, int) and code < 0:
-            try:
-                label = signal.Signals(-code).name
-            except ValueError:
-                label = f"signal {-code}"
-            text = f"The worker process was killed ({label})."
-            if label == "SIGKILL":
-                text += " If nobody did that, the system ran out of memory: try a smaller batch or model."
-        elif code == "unknown":
-            text = "The worker process is gone and left no last word; its kernel or its machine was shut down."
-        else:
-            text = f"The worker process ended at once (exit code {code})."
+        text = why_lost(code, self.directory)
         tail = self.log.strip().splitlines()[-15:]
         self.error = {"kind": "WorkerLost", "text": text, "traceback": "\n".join(tail)}
         self._finished = {"status": "failed", "step": len(self.history)}
@@ -284,7 +277,8 @@ class Run:
             self._offset += len(new)
             *lines, self._partial = (self._partial + new).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):
+                # a line that a crash has cut tells nothing; the ones after it do
+                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                     self._take(json.loads(line))
             return bool(lines)
 
@@ -344,13 +338,16 @@ class Run:
             self._command(stop=True)
         except OSError:
             self.kill()  # a directory that cannot be written carries no polite word
+        except AccelNbError:
+            pass  # it ended by itself at this very moment
         return self
 
     def kill(self) -> None:
         """End the worker at once. What it had not written is lost."""
         self._killed = True
         if self._worker is not None:
-            launch.kill_group(self._worker.pid)
+            if self._worker.ended() is None:
+                launch.kill_group(self._worker.pid)
         elif self._identity is not None and launch.process_of(*self._identity) is not None:
             launch.kill_group(self._identity[0])
 

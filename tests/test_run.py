@@ -439,9 +439,10 @@ def test_half_a_line_of_events_is_waited_for(tmp_path):
     events.write_text(line + "\n")
     run.refresh()
     assert list(run.history.loss) == [1.5, 0.5]
-    events.write_text(line + "\nno json\n")
+    more = json.dumps({"event": "batch", "epoch": 1, "first": 3, "loss": [0.25]})
+    events.write_text(f'{line}\nno json\n[1]\n{{"event": "batch"}}\n{more}\n')
     run.refresh()
-    assert len(run.history) == 2
+    assert list(run.history.loss) == [1.5, 0.5, 0.25]
 
 
 def test_a_directory_that_is_no_run_is_passed_over(runs_folder):

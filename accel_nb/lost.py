@@ -1,0 +1,31 @@
+"""Why a worker ended without a last word, as far as its exit code and its directory tell."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from accel_nb.worker import DIRECTORY_FAILED
+
+
+def why_lost(code: int | str, directory: Path) -> str:
+    """One sentence or two. `code`: the exit code, negative for a signal; "removed"; "unknown" from another kernel."""
+    if code == "removed" or not directory.is_dir():
+        return f"The run's directory was removed while it trained: {directory}"
+    if code == DIRECTORY_FAILED:
+        free = shutil.disk_usage(directory).free / 2**20
+        told = f"The run's directory cannot be written ({free:.0f} MiB free on its disk)."
+        return f"{told} Free some space, then train again."
+    if code == "unknown":
+        return "The worker process is gone and left no last word; its kernel or its machine was shut down."
+    if isinstance(code, int) and code < 0:
+        try:
+            label = signal.Signals(-code).name
+        except ValueError:
+            label = f"signal {-code}"
+        hint = ""
+        if label == "SIGKILL":
+            hint = " If nobody did that, the system ran out of memory: try a smaller batch or model."
+        return f"The worker process was killed ({label}).{hint}"
+    return f"The worker process ended without a last word (exit code {code})."
