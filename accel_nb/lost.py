@@ -10,7 +10,7 @@ from accel_nb.worker import DIRECTORY_FAILED
 
 
 def why_lost(code: int | str, directory: Path) -> str:
-    """One sentence or two. `code`: the exit code, negative for a signal; "removed"; "unknown" from another kernel."""
+    """One sentence or two. `code`: the exit code (below 0: a signal), "removed", or "unknown" (another kernel)."""
     if code == "removed" or not directory.is_dir():
         return f"The run's directory was removed while it trained: {directory}"
     if code == DIRECTORY_FAILED:
