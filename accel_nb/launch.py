@@ -13,27 +13,14 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from accel_nb.machine import memory_free
+from accel_nb.processes import born
 
 # A worker that has imported TensorFlow holds 0.7 GiB, one with a CUDA build of PyTorch about as much.
 SPARE_MEMORY = 2 * 2**30
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
-
-
-def owner() -> tuple[int, float]:
-    """The id of the present process and the time it was created (seconds), by which workers know it again."""
-    return os.getpid(), created_at(os.getpid())
-
-
-def created_at(pid: int) -> float:
-    """The time a process was created (seconds); 0 if it is gone already."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return float(psutil.Process(pid).create_time())
-    return 0.0
 
 
 def environment() -> dict[str, str]:
@@ -60,7 +47,7 @@ class Worker:
     framework: str
     process: subprocess.Popen[bytes]
     early_log: Path
-    created: float  # seconds; with the pid it names the process for good
+    birth: float  # with the pid it names the process for good, see `processes`
 
     @property
     def pid(self) -> int:
@@ -108,10 +95,10 @@ def kill_group(pid: int) -> None:
 def start(framework: str) -> Worker:
     """A new worker; it imports the framework, then waits for a run."""
     handle, name = tempfile.mkstemp(prefix="accel_nb-", suffix=".log")
-    pid, created = owner()
+    pid = os.getpid()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "accel_nb.worker", framework, str(pid), repr(created)],
+            [sys.executable, "-m", "accel_nb.worker", framework, str(pid), repr(born(pid))],
             stdin=subprocess.PIPE,
             stdout=handle,
             stderr=handle,
@@ -121,7 +108,7 @@ def start(framework: str) -> Worker:
         )
     finally:
         os.close(handle)
-    return Worker(framework, process, Path(name), created_at(process.pid))
+    return Worker(framework, process, Path(name), born(process.pid))
 
 
 class Spares:
@@ -176,14 +163,3 @@ def hand_over(framework: str, directory: Path) -> Worker:
         worker = start(framework)
         worker.give(directory)
     return worker
-
-
-def process_of(pid: int, created: float) -> Any | None:
-    """The psutil process of a worker that another kernel started, or None when it is gone."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if abs(process.create_time() - created) < 2 and process.status() != psutil.STATUS_ZOMBIE:
-            return process
-    return None

@@ -20,6 +20,7 @@ from accel_nb.history import History
 from accel_nb.loglines import quiet_start, split_log
 from accel_nb.lost import why_lost
 from accel_nb.plan import checked_learning_rate
+from accel_nb.processes import alive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,8 +150,8 @@ class Run:
         """Hand the directory to a worker and follow it."""
         worker = launch.hand_over(framework, self.directory)
         self._worker = worker
-        self._identity = (worker.pid, worker.created)
-        record = {"pid": worker.pid, "created": worker.created}
+        self._identity = (worker.pid, worker.birth)
+        record = {"pid": worker.pid, "birth": worker.birth}
         write_atomic(self.directory / "worker.json", json.dumps(record))
         self.follow()
 
@@ -166,7 +167,7 @@ class Run:
         """For a run found in its directory: read what there is, follow it if its worker still lives."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             record = json.loads((self.directory / "worker.json").read_text(encoding="utf-8"))
-            self._identity = (int(record["pid"]), float(record["created"]))
+            self._identity = (int(record["pid"]), float(record["birth"]))
         self.refresh()
         if self._finished is None:
             self.follow()
@@ -248,7 +249,7 @@ class Run:
         """None while the worker lives; else its exit code, or "unknown" when another kernel started it."""
         if self._worker is not None:
             return self._worker.ended()
-        if self._identity is not None and launch.process_of(*self._identity) is not None:
+        if self._identity is not None and alive(*self._identity):
             return None
         return "unknown"
 
@@ -348,7 +349,7 @@ class Run:
         if self._worker is not None:
             if self._worker.ended() is None:
                 launch.kill_group(self._worker.pid)
-        elif self._identity is not None and launch.process_of(*self._identity) is not None:
+        elif self._identity is not None and alive(*self._identity):
             launch.kill_group(self._identity[0])
 
     def pause(self) -> Run:

@@ -22,6 +22,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from accel_nb.processes import alive
+
 DIRECTORY_FAILED = 74  # exit code: the run's directory cannot be written (EX_IOERR of sysexits.h)
 OWNER_GONE = 75  # exit code: the kernel is gone and the program did not end in time
 GRACE = 3.5  # seconds from the owner's end to the worker's; the promise is 5
@@ -97,20 +99,13 @@ class Events:
 
 
 class Owner:
-    """The process that this worker belongs to."""
+    """The process that this worker belongs to: the kernel."""
 
-    def __init__(self, pid: int, created: float) -> None:
-        self.pid, self.created = pid, created
+    def __init__(self, pid: int, birth: float) -> None:
+        self.pid, self.birth = pid, birth
 
     def alive(self) -> bool:
-        import psutil
-
-        try:
-            process = psutil.Process(self.pid)
-            # a pid can be given anew; a killed kernel that nobody has waited for is a zombie
-            return abs(process.create_time() - self.created) < 2 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return alive(self.pid, self.birth)
 
 
 class Control:

@@ -6,15 +6,12 @@ import errno
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 from accel_nb import worker
-from accel_nb.launch import created_at
 from accel_nb.run import write_atomic
 
 
@@ -92,18 +89,6 @@ def test_control_obeys_the_last_word_and_survives_half_a_file(tmp_path):
     assert control() == {"stop": True}
     assert '"paused"' in (tmp_path / "events.jsonl").read_text()
     os.close(events._file)
-
-
-def test_an_owner_is_known_by_pid_and_time_of_birth():
-    mine = worker.Owner(os.getpid(), created_at(os.getpid()))
-    assert mine.alive()
-    assert not worker.Owner(os.getpid(), mine.created - 1000).alive()
-    process = subprocess.Popen([sys.executable, "-c", "pass"])
-    child = worker.Owner(process.pid, created_at(process.pid))
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not child.alive()  # dead, though nobody has read its exit code
-    process.wait()
-    assert not child.alive()
 
 
 def test_an_own_model_that_hardly_fits_is_told_before_the_first_step(tmp_path):
