@@ -55,11 +55,15 @@ def running_here(folder: Path) -> list[Run]:
 
 def runs(folder: str | os.PathLike[str] | None = None) -> list[Run]:
     """All runs in `folder` (default: as `runs_folder` says), the newest last: `runs()[-1].show()`."""
-    found = []
-    for path in directories(runs_folder(folder)):
-        with contextlib.suppress(OSError, ValueError):  # a directory whose plan cannot be read is no run
-            found.append(known(path).attach())
-    return found
+    found = (attached(path) for path in directories(runs_folder(folder)))
+    return [run for run in found if run is not None]
+
+
+def attached(directory: Path) -> Run | None:
+    """The run in a directory, read and followed; None where the plan cannot be read, as after a crash or by hand."""
+    with contextlib.suppress(OSError, ValueError):
+        return known(directory).attach()
+    return None
 
 
 def directories(folder: Path) -> Iterable[Path]:

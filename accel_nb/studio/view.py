@@ -14,7 +14,7 @@ from accel_nb import launch
 from accel_nb.data import NAMED, describe
 from accel_nb.diagnose import Accelerators, diagnose
 from accel_nb.errors import AccelNbError
-from accel_nb.folder import directories, known, running_here, runs_folder
+from accel_nb.folder import attached, directories, known, running_here, runs_folder
 from accel_nb.live import in_notebook, status_line
 from accel_nb.plan import LEARNING_RATES, Plan
 from accel_nb.run import Run
@@ -255,7 +255,9 @@ class Studio:
         for path in reversed(list(directories(folder))[-ROWS:]):
             summary = self._summaries.get(str(path))
             if summary is None:
-                run = known(path).attach()
+                run = attached(path)
+                if run is None:
+                    continue
                 summary = summary_of(run)
                 if run.ended:
                     self._summaries[str(path)] = summary
