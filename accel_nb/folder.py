@@ -60,7 +60,7 @@ def runs(folder: str | os.PathLike[str] | None = None) -> list[Run]:
 
 
 def attached(directory: Path) -> Run | None:
-    """The run in a directory, read and followed; None where the plan cannot be read, as after a crash or by hand."""
+    """The run in a directory, read and followed; None where the plan cannot be read, as after a crash."""
     with contextlib.suppress(OSError, ValueError):
         return known(directory).attach()
     return None
