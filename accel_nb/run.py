@@ -205,6 +205,7 @@ class Run:
     def _follow(self) -> None:
         """Read the events until the last one, or until no more can come."""
         seen = time.monotonic()
+        told = 0  # looks since the last news
         while True:
             if self.directory.is_dir():
                 seen = time.monotonic()
@@ -221,7 +222,9 @@ class Run:
             if self._finished is not None:
                 return
             changed = self._look_at_disk() or changed
-            if changed or self.silence is not None:
+            told = 0 if changed else told + 1
+            # a listener that has just drawn waits before it draws again: a few more calls bring it the last news
+            if told <= 3 or self.silence is not None:
                 self._tell()
             time.sleep(TAIL_PERIOD)
 

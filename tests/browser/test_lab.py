@@ -177,6 +177,7 @@ def test_a_person_trains_watches_and_stops(chromium: Any, lab: Lab, screenshots:
     seen.button("Pause").click()
     seen.button("Resume").wait_for()
     seen.until(lambda: "paused" in seen.line(), "the line says it")
+    page.wait_for_timeout(1000)  # the picture may lag the line by a redraw
     held = seen.steps()
     page.wait_for_timeout(1500)  # long enough for a dozen blocks of steps, if there were any
     assert seen.steps() == held
