@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Several processes share few cores here: threads that wait must not spin. It changes no result, and no number
     # of threads, on which the last digits of a sum depend.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures' own ends

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from accel_nb import worker
+from accel_nb.launch import environment
 from accel_nb.run import write_atomic
 
 
@@ -126,3 +127,13 @@ def test_the_reason_behind_an_error_is_told_too(tmp_path):
     event = worker.describe_error(caught.value, tmp_path)
     assert "division by zero" in event["traceback"]
     assert event["text"] == "ValueError: told"
+
+
+def test_a_worker_starts_with_threads_that_soon_sleep_unless_told_otherwise(monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    told = environment()
+    assert (told["GOMP_SPINCOUNT"], told["KMP_BLOCKTIME"]) == ("1000", "1")
+    assert told["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert environment()["GOMP_SPINCOUNT"] == "5"
