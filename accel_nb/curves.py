@@ -138,7 +138,7 @@ class _Drawing:
         low_too, high_too, least_too = self.history.limits(f"val_{column}")
         low, high, least = min(low, low_too), max(high, high_too), min(least, least_too)
         for _, run in self.earlier:
-            other_low, other_high, other_least = run.limits(column)
+            other_low, other_high, other_least = _cached(run, ("limits", column), lambda r: r.limits(column))
             if not self.length or high < low:
                 low, high, least = min(low, other_low), max(high, other_high), min(least, other_least)
             elif other_low <= other_high:
