@@ -1,9 +1,9 @@
 """A resolved plan and the sources in `programs/` -> the text of one plain `program.py`.
 
-The program is cut from real files that run and are tested as they stand. Four steps on `train.py`: put the plan's
-values into the settings block, bring in the definitions of `models.py`, keep of every `if` on settings only the
-branch that this plan takes, and drop what nothing uses any more. No code is written here but the few lines that
-fetch a user's own model.
+The program is cut from real files that run and are tested as they stand. Four steps: join `train.py` with the
+files beside it that it imports, put the plan's values into the settings block, keep of every `if` on settings only
+the branch that this plan takes, and drop what nothing uses any more. No code is written here but the few lines
+that fetch a user's own model.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from accel_nb.errors import ProgramError
 
 PROGRAMS = Path(__file__).parent / "programs"
-FOLDERS = {"pytorch": PROGRAMS / "pytorch", "tensorflow": PROGRAMS / "keras"}
+# Where the files of each engine lie; what the first folder lacks comes from the next one.
+ENGINES = {
+    "pytorch": ("pytorch",),
+    "torch_xla": ("torch_xla", "pytorch"),
+    "tensorflow": ("keras",),
+    "keras_jax": ("keras_jax", "keras"),
+}
 START, END = "# ---- settings", "# ---- end of settings"
 ROOTS = ("build_model", "load_model", "train")  # what a worker and a reader call by name
 
@@ -50,17 +56,14 @@ _STATIC = (
 )
 
 
-def program_text(framework: str, settings: dict[str, Any], title: str, own_model: str | None = None) -> str:
+def program_text(engine: str, settings: dict[str, Any], title: str, own_model: str | None = None) -> str:
     """The whole program for one run.
 
-    `settings` gives a value for names of the settings block (Python literals); a name that the block lacks is an
-    error, so that no choice is lost on the way. `title` is the first line of the file's docstring. `own_model` is
-    source text with a top-level `own_model()` and what it needs, see `own_model.py`.
+    `engine`: a name of ENGINES. `settings` gives a value for names of the settings block (Python literals); a name
+    that the block lacks is an error, so that no choice is lost on the way. `title` is the first line of the file's
+    docstring. `own_model` is source text with a top-level `own_model()` and what it needs, see `own_model.py`.
     """
-    folder = FOLDERS[framework]
-    source = (folder / "train.py").read_text(encoding="utf-8")
-    source = set_values(source, settings)
-    source = inline_models(source, (folder / "models.py").read_text(encoding="utf-8"))
+    source = set_values(joined(engine), settings)
     if own_model is not None:
         source = place_own_model(source, own_model)
     source = fold(source, settings_of(source))
@@ -69,6 +72,84 @@ def program_text(framework: str, settings: dict[str, Any], title: str, own_model
     source = tidy(source)
     compile(source, "program.py", "exec")  # a defect here is ours, and must not wait for the worker
     return source
+
+
+def joined(engine: str) -> str:
+    """An engine's program with nothing chosen yet: `train.py` and the files beside it that it imports, in one."""
+    sources: dict[str, str] = {}
+    for folder in reversed(ENGINES[engine]):
+        sources |= {path.stem: path.read_text(encoding="utf-8") for path in (PROGRAMS / folder).glob("*.py")}
+    return join(sources)
+
+
+def join(sources: Mapping[str, str], main: str = "train") -> str:
+    """The file `main` with the content of the files that it imports, each behind those that it imports itself.
+
+    `sources`: name of a module -> its text. `settings` comes first, where a reader looks for it.
+    """
+    order: list[str] = []
+
+    def visit(name: str) -> None:
+        for node in _local_imports(sources[name], sources):
+            if node.module not in order:
+                visit(str(node.module))
+        order.append(name)
+
+    visit(main)
+    order.remove(main)
+    order.sort(key=lambda name: name != "settings")
+    lines = sources[main].splitlines()
+    tree = ast.parse(sources[main])
+    last = max(_lines_of(_imports(tree)))
+    gone = _lines_of(_local_imports(sources[main], sources))
+    head = [line for i, line in enumerate(lines[:last], 1) if i not in gone]
+    bodies = [_body(sources[name]) for name in order]
+    known: dict[str, set[str]] = {}
+    for module, names in _imported(tree):
+        known.setdefault(module, set()).update(names)
+    imports = []
+    for module, names in (pair for name in order for pair in _imported(ast.parse(sources[name]))):
+        new = names - known.setdefault(module, set())
+        known[module] |= names
+        if module not in sources and module != "__future__":
+            imports += [f"import {name}" for name in sorted(new)] if not module else []
+            imports += [f"from {module} import {', '.join(sorted(new))}"] if module and new else []
+    standard = [line for line in imports if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    first = min(n.lineno for n in _imports(tree) if not _future(n)) - 1
+    imports = [*head[:first], *standard, *head[first:], *(line for line in imports if line not in standard)]
+    return "\n".join([*imports, "", "\n\n\n".join(bodies), "", "", *lines[last:]]) + "\n"
+
+
+def _local_imports(source: str, sources: Mapping[str, str]) -> list[ast.ImportFrom]:
+    return [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom) and n.module in sources]
+
+
+def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
+def _imported(tree: ast.Module) -> list[tuple[str, set[str]]]:
+    """(module, names) of each `from module import names`, and ("", modules) of each `import modules`."""
+    return [
+        (
+            (n.module or "") if isinstance(n, ast.ImportFrom) else "",
+            {f"{a.name} as {a.asname}" if a.asname else a.name for a in n.names},
+        )
+        for n in _imports(tree)
+    ]
+
+
+def _body(source: str) -> str:
+    """A file without its imports and its docstring."""
+    tree, lines = ast.parse(source), source.splitlines()
+    first = tree.body[0]
+    docstring = [first] if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else []
+    gone = _lines_of([*_imports(tree), *docstring])
+    return "\n".join(line for i, line in enumerate(lines, 1) if i not in gone).strip("\n")
+
+
+def _lines_of(nodes: Iterable[ast.stmt]) -> set[int]:
+    return {i for n in nodes for i in range(n.lineno, (n.end_lineno or n.lineno) + 1)}
 
 
 def _block(source: str) -> tuple[int, int]:
@@ -119,31 +200,6 @@ def set_values(source: str, settings: dict[str, Any]) -> str:
         tail = lines[(value.end_lineno or value.lineno) - 1].encode()[value.end_col_offset :].decode()
         lines[value.lineno - 1 : value.end_lineno] = [head + text + tail]
     return "\n".join(lines) + "\n"
-
-
-def inline_models(source: str, models: str) -> str:
-    """The source with the definitions of `models.py` in place of `from models import ...`."""
-    lines = source.splitlines()
-    place = next(
-        (n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom) and n.module == "models"), None
-    )
-    if place is None:
-        return source
-    tree = ast.parse(models)
-    parts = models.splitlines()
-    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) and not _future(n)]
-    docstring = tree.body and isinstance(tree.body[0], ast.Expr)
-    skip = {
-        i
-        for n in [*imports, *(tree.body[:1] if docstring else [])]
-        for i in range(n.lineno, (n.end_lineno or n.lineno) + 1)
-    }
-    skip |= {n.lineno for n in tree.body if _future(n)}
-    body = "\n".join(line for i, line in enumerate(parts, 1) if i not in skip).strip("\n")
-    _, end = _block(source)
-    new_imports = [line for n in imports for line in parts[n.lineno - 1 : n.end_lineno]]
-    out = [*lines[: place.lineno - 1], *new_imports, *lines[place.end_lineno : end + 1]]
-    return "\n".join([*out, "", "", *body.splitlines(), "", "", *lines[end + 1 :]]) + "\n"
 
 
 def place_own_model(source: str, own_model: str) -> str:
@@ -337,7 +393,11 @@ def tidy(source: str) -> str:
     # only the leading run: an import that stands lower stands there for a reason
     leading = [n for n in imports if all(not _binds_late(m, n) for m in tree.body)]
     if leading:
-        texts = {" ".join(part.strip() for part in lines[n.lineno - 1 : n.end_lineno]) for n in leading}
+        merged: dict[str, set[str]] = {}
+        for module, names in _imported(ast.Module(list(leading), [])):
+            merged.setdefault(module, set()).update(names)
+        texts = {f"import {name}" for name in merged.pop("", ())}
+        texts |= {f"from {module} import {', '.join(sorted(names))}" for module, names in merged.items()}
         own = sorted((t for t in texts if t.split()[1].split(".")[0] in sys.stdlib_module_names), key=_import_key)
         other = sorted(texts - set(own), key=_import_key)
         at = leading[0].lineno - 1
@@ -349,7 +409,8 @@ def tidy(source: str) -> str:
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)  # inside a function
     text = re.sub(r":\n\n+(?=[ \t]+\S)", ":\n", text)  # nothing right under a header
-    text = re.sub(r"\n{3,}(?=(import |from |# ---- settings))", "\n\n", text)
+    head, settings, rest = text.partition(START)
+    text = re.sub(r"\n{3,}", "\n\n", head) + settings + rest
     return text.strip("\n") + "\n"
 
 

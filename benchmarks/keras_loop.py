@@ -10,17 +10,17 @@ write it, with the running mean of loss and accuracy that it shows.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
-PROGRAMS = Path(__file__).parents[1] / "accel_nb" / "programs" / "keras"
+from accel_nb.export import joined
+
 ARGS = {
     "mlp": {"layers": [512], "activation": "relu", "dropout": 0.2},
     "cnn": {"filters": [32, 64], "activation": "relu", "dropout": 0.25},
@@ -28,11 +28,10 @@ ARGS = {
 
 
 def program(folder: Path, **settings):
-    """The train.py of the package as a module of its own, with other settings."""
-    sys.path.insert(0, str(PROGRAMS))
-    spec = importlib.util.spec_from_file_location("keras_train", PROGRAMS / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The program of the package as a module of its own, with other settings."""
+    module = ModuleType("program")
+    module.__file__ = str(folder / "train.py")
+    exec(compile(joined("tensorflow"), module.__file__, "exec"), vars(module))
     vars(module).update(settings, HERE=folder)
     return module
 

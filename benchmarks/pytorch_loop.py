@@ -14,9 +14,7 @@ A ratio over 1 means that the program is faster than that loop.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,8 +25,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from accel_nb.export import joined
+
 clock = time.perf_counter
-PROGRAM = Path(__file__).parents[1] / "accel_nb" / "programs" / "pytorch" / "train.py"
 CASES = {
     "mlp, batch 128": {
         "MODEL": "mlp",
@@ -56,11 +55,9 @@ CASES = {
 
 
 def load_program(folder: Path, settings: dict) -> ModuleType:
-    sys.path.insert(0, str(PROGRAM.parent))
-    spec = importlib.util.spec_from_file_location("program", PROGRAM)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    sys.path.remove(str(PROGRAM.parent))
+    program = ModuleType("program")
+    program.__file__ = str(folder / "train.py")
+    exec(compile(joined("pytorch"), program.__file__, "exec"), vars(program))
     vars(program).update(settings, HERE=folder)
     return program
 

@@ -6,15 +6,16 @@ TensorFlow's devices and Keras's policy belong to a whole process, so the runs h
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import numpy as np
 
-PROGRAMS = Path(__file__).parents[1] / "accel_nb" / "programs" / "keras"
+from accel_nb.export import joined
+
 BASE = {
     "MODEL": "mlp",
     "MODEL_ARGS": {"layers": [16], "activation": "relu", "dropout": 0.0},
@@ -70,9 +71,9 @@ class CountingTensorFlow:
 
 
 def program(folder: Path, **settings):
-    spec = importlib.util.spec_from_file_location("keras_train", PROGRAMS / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType("program")
+    module.__file__ = str(folder / "train.py")
+    exec(compile(joined("tensorflow"), module.__file__, "exec"), vars(module))
     unknown = set(settings) - set(vars(module))
     assert not unknown, unknown
     vars(module).update(BASE | settings, HERE=folder)
@@ -359,7 +360,6 @@ def group_gpu(folder: Path) -> dict:
 
 def main() -> None:
     group, folder = sys.argv[1], Path(sys.argv[2])
-    sys.path.insert(0, str(PROGRAMS))
     out = globals()[f"group_{group}"](folder)
     (folder / f"{group}.json").write_text(json.dumps(out))
 

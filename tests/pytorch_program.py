@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+
+from accel_nb.export import joined
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
@@ -55,19 +56,11 @@ def digits(samples, validation, *, images=False):
     return x[:samples], y[:samples], x[samples : samples + validation], y[samples : samples + validation]
 
 
-def load(name, path):
-    """A module from a file, by the imports it does itself, without a trace in sys.modules."""
-    models = sys.modules.pop("models", None)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-        sys.modules.pop("models", None)
-        if models is not None:
-            sys.modules["models"] = models
+def load(path, engine="pytorch"):
+    """The program before anything is chosen, as a module that believes to lie at `path`."""
+    module = types.ModuleType("program")
+    module.__file__ = str(path)
+    exec(compile(joined(engine), str(path), "exec"), vars(module))
     return module
 
 
@@ -80,7 +73,7 @@ def make_program(tmp_path):
         (tmp_path / "data").mkdir(exist_ok=True)
         for name, array in {"x_train": x, "y_train": y, "x_val": x_val, "y_val": y_val}.items():
             np.save(tmp_path / "data" / f"{name}.npy", array)
-        program = load("program", FOLDER / "train.py")
+        program = load(tmp_path / "train.py")
         settings = {"INPUT_SHAPE": x.shape[1:], "VALIDATION": len(y_val) > 0, **SMALL, **settings}
         assert settings.keys() <= vars(program).keys()
         vars(program).update(settings, HERE=tmp_path)

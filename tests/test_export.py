@@ -23,11 +23,7 @@ from collections import OrderedDict, deque
 
 from models import build
 
-# ---- settings
-MODE = "fast"  # fast or slow
-SIZE = 3
-UNUSED = [1, 2]
-# ---- end of settings
+from settings import MODE, SIZE
 
 
 def helper():
@@ -56,6 +52,14 @@ def train():
         break
     return build(total)
 '''
+SETTINGS = '''"""Settings."""
+
+# ---- settings
+MODE = "fast"  # fast or slow
+SIZE = 3
+UNUSED = [1, 2]
+# ---- end of settings
+'''
 MODELS = '''"""Models."""
 
 import math
@@ -77,8 +81,8 @@ def never():
 
 
 def exported(**settings):
-    text = export.set_values(SOURCE, settings)
-    text = export.inline_models(text, MODELS)
+    joined = export.join({"train": SOURCE, "settings": SETTINGS, "models": MODELS, "other": "never = 1"})
+    text = export.set_values(joined, settings)
     text = export.fold(text, export.settings_of(text))
     return export.tidy(export.shake(export.retitle(text, 'A "title"')))
 

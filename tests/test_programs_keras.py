@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from keras_scenarios import BASE, OPTIMIZERS, PROGRAMS, TRAIN, VAL, digits, store
+from keras_scenarios import BASE, OPTIMIZERS, TRAIN, VAL, digits, store
+
+from accel_nb.export import joined
 
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 SCENARIOS = Path(__file__).parent / "keras_scenarios.py"
@@ -358,8 +359,7 @@ def test_ten_overflowing_steps_in_a_row_end_an_fp16_run(group):
 def test_python_train_py_writes_the_same_numbers(runs, tmp_path):
     x, y = digits()
     store(tmp_path, x / 16, y)
-    shutil.copy(PROGRAMS / "models.py", tmp_path)
-    lines = (PROGRAMS / "train.py").read_text().splitlines()
+    lines = joined("tensorflow").splitlines()
     settled = [f"{name} = {BASE[name]!r}" if (name := line.split(" = ")[0]) in BASE else line for line in lines]
     (tmp_path / "train.py").write_text("\n".join(settled))
     done = run_python("train.py", "history.csv", cwd=tmp_path)

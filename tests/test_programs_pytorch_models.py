@@ -8,7 +8,7 @@ from pytorch_program import FOLDER, load
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
-models = load("pytorch_models", FOLDER / "models.py")
+models = load(FOLDER / "train.py")
 
 
 def count(model):

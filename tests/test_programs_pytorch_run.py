@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ from pytorch_program import FOLDER, SMALL_CNN, after, digits, make_program, plai
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
+
+from accel_nb.export import joined  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -194,10 +195,9 @@ def test_as_a_script_it_writes_the_same_numbers(make, tmp_path):
     program = make(digits(301, 70), EPOCHS=2)
     vars(program).update(MODEL_ARGS={"layers": [512], "activation": "relu", "dropout": 0.2}, BATCH_SIZE=128)
     heard = run(program)
-    text = (FOLDER / "train.py").read_text(encoding="utf-8")
+    text = joined("pytorch")
     text = text.replace("\nINPUT_SHAPE = (784,)", "\nINPUT_SHAPE = (64,)").replace("\nEPOCHS = 5", "\nEPOCHS = 2")
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    shutil.copy(FOLDER / "models.py", tmp_path)
     lines = script(tmp_path, "history.csv")
     epochs = heard.all("epoch")
     assert [line.rsplit("  ", 1)[0] for line in lines] == [

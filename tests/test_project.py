@@ -121,8 +121,13 @@ def test_the_kernels_side_imports_no_framework(path):
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_programs_import_their_framework_and_nothing_of_accel_nb(path):
-    own = {"torch"} if "pytorch" in path.parts else {"tensorflow", "keras"}
-    assert imports(path) <= own | {"numpy", "models"} | set(sys.stdlib_module_names)
+    folder = path.parent.name
+    own = {"pytorch": {"torch"}, "torch_xla": {"torch", "torch_xla"}, "keras_jax": {"jax", "keras"}}
+    files = {
+        beside.stem for parent in (path.parent, *path.parent.parent.iterdir()) for beside in parent.glob("*.py")
+    }
+    allowed = own.get(folder, {"tensorflow", "keras"}) | {"numpy"} | (files - {"probe"})
+    assert imports(path) <= allowed | set(sys.stdlib_module_names)
 
 
 def test_there_is_something_to_scan():

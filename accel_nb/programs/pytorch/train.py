@@ -6,51 +6,47 @@ It trains on the arrays in `data/` and prints one line per epoch. With a file na
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import platform
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from models import cnn, mlp, resnet50
+from parts import batches_from_files, csv_report, layer_table, no_control, print_report, rate_factor, save, stored
+from settings import (
+    ACCELERATOR,
+    BATCH_SIZE,
+    COMPILE,
+    CUDNN_BENCHMARK,
+    DATA_ON_DEVICE,
+    DETERMINISTIC,
+    DEVICE_INDEX,
+    DROP_LAST,
+    EPOCHS,
+    HERE,
+    INPUT_SHAPE,
+    LEARNING_RATE,
+    MODEL,
+    MODEL_ARGS,
+    OPTIMIZER,
+    OPTIMIZER_ARGS,
+    OUTPUTS,
+    PRECISION,
+    SCHEDULE,
+    SEED,
+    TASK,
+    VALIDATION,
+    WARMUP_STEPS,
+    X_SCALE,
+)
 from torch import nn
 
-# ---- settings
-MODEL = "mlp"  # mlp, cnn, resnet50, own
-MODEL_ARGS = {"layers": [512], "activation": "relu", "dropout": 0.2}
-INPUT_SHAPE = (784,)  # of one sample; images are (height, width, channels)
-OUTPUTS = 10  # classes, or numbers to predict
-TASK = "classification"  # or regression
-X_SCALE = 1.0  # the stored inputs are divided by this
-BATCH_SIZE = 128
-EPOCHS = 5
-OPTIMIZER = "adam"  # adam, adamw, sgd, rmsprop
-OPTIMIZER_ARGS = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-LEARNING_RATE = 0.001
-SCHEDULE = "constant"  # or cosine: falls to 0 over the run
-WARMUP_STEPS = 0  # steps in which the learning rate rises to its full value
-SEED = 0  # of the weights, the order of the samples and dropout
-ACCELERATOR = "cpu"  # cpu, gpu, mps
-DEVICE_INDEX = 0  # which GPU
-PRECISION = "fp32"  # fp32, tf32, bf16, fp16
-COMPILE = False  # torch.compile: a slow first step, then faster ones
-DETERMINISTIC = False  # only operations that give the same bits each time
-CUDNN_BENCHMARK = False  # let cuDNN try out which convolution is fastest
-DATA_ON_DEVICE = True  # False: read batches from the files while training
-DROP_LAST = False  # leave out the last, smaller batch of each epoch
-VALIDATION = True
-STRATEGY = "single"
-# ---- end of settings
-
-HERE = Path(__file__).parent
 BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
 
 
@@ -100,69 +96,6 @@ def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return outputs.float()
 
 
-def layer_table(model: nn.Module, device: torch.device) -> list[list[Any]]:
-    """Rows of name, kind, output shape without the batch, and parameters, from two samples of zeros."""
-    names = {layer: name or "model" for name, layer in model.named_modules() if not any(layer.children())}
-    rows = {}
-
-    def note(layer: nn.Module, _: Any, output: Any) -> None:
-        shape = list(getattr(output, "shape", ())[1:])
-        rows[layer] = [names[layer], type(layer).__name__, shape, sum(p.numel() for p in layer.parameters())]
-
-    hooks = [layer.register_forward_hook(note) for layer in names]
-    x = torch.zeros(2, *INPUT_SHAPE, device=device)
-    if MODEL in ("cnn", "resnet50"):
-        x = x.movedim(-1, 1)
-    elif MODEL == "own":
-        x = x.movedim(-1, 1).contiguous()
-    model.eval()
-    with torch.no_grad():
-        if MODEL == "own":
-            try:
-                outputs = model(x)
-            except Exception as error:
-                raise ValueError(f"own_model() cannot take inputs of shape {tuple(x.shape)}: {error}") from error
-            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if shape != (2, OUTPUTS):
-                raise ValueError(f"own_model() gives {shape} for 2 samples, but this data needs {(2, OUTPUTS)}.")
-        else:
-            model(x)
-    for hook in hooks:
-        hook.remove()
-    return list(rows.values())
-
-
-def stored(name: str, device: torch.device) -> Any:
-    """An array of data/."""
-    if DATA_ON_DEVICE:
-        array = torch.from_numpy(np.load(HERE / "data" / f"{name}.npy")).to(device)
-    if not DATA_ON_DEVICE:
-        array = np.load(HERE / "data" / f"{name}.npy", mmap_mode="r")
-    return array
-
-
-def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: torch.device) -> Iterator[Any]:
-    """Batches of the samples in this order, read by two threads while the batches before them compute."""
-
-    def read(rows: np.ndarray) -> list[torch.Tensor]:
-        batch = [torch.from_numpy(x[rows]), torch.from_numpy(y[rows])]
-        if ACCELERATOR == "gpu":
-            batch = [part.pin_memory() for part in batch]  # copied to the GPU while it computes
-        return batch
-
-    readers = ThreadPoolExecutor(max_workers=2)
-    try:
-        waiting = deque()  # four batches at most
-        for start in range(0, len(order), size):
-            waiting.append(readers.submit(read, order[start : start + size]))
-            if len(waiting) == 4:
-                yield [part.to(device, non_blocking=True) for part in waiting.popleft().result()]
-        while waiting:
-            yield [part.to(device, non_blocking=True) for part in waiting.popleft().result()]
-    finally:
-        readers.shutdown(cancel_futures=True)
-
-
 @torch.no_grad()
 def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
     """Loss and accuracy over the whole validation set, each sample counted once."""
@@ -187,61 +120,6 @@ def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
     if TASK == "classification":
         measured["val_accuracy"] = sum(torch.stack(hits).tolist()) / len(y_val)
     return measured
-
-
-def rate_factor(step: int, total_steps: int) -> float:
-    """The part of the base learning rate that is in force at a step, counted from 0."""
-    if SCHEDULE == "constant":
-        factor = 1.0
-    elif SCHEDULE == "cosine":
-        done = max(0, step - WARMUP_STEPS) / max(1, total_steps - WARMUP_STEPS)
-        factor = (1 + math.cos(math.pi * done)) / 2
-    if WARMUP_STEPS > 0:
-        factor *= min(1.0, (step + 1) / WARMUP_STEPS)
-    return factor
-
-
-def save(content: Any, path: Path) -> None:
-    """Writes beside and renames, so that nobody ever meets half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    torch.save(content, beside)
-    beside.replace(path)
-
-
-def print_report(event: str, **values: Any) -> None:
-    """Prints one line per epoch."""
-    if event == "epoch":
-        names = ("loss", "accuracy", "val_loss", "val_accuracy")
-        numbers = "  ".join(f"{name} {values[name]:.4f}" for name in names if name in values)
-        print(f"epoch {values['epoch']}  {numbers}  {values['seconds']:.1f} s", flush=True)
-
-
-def csv_report(path: str | Path) -> Callable[..., None]:
-    """A report that prints, and writes every step to a CSV file at the end of each epoch."""
-    columns = ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy")
-    rows: list[dict[str, Any]] = [dict(zip(columns, columns, strict=True))]
-
-    def report(event: str, **values: Any) -> None:
-        print_report(event, **values)
-        if event == "batch":
-            for i, loss in enumerate(values["loss"]):
-                row = {"step": values["first"] + i, "epoch": values["epoch"], "loss": f"{loss:.9g}"}
-                if TASK == "classification":
-                    row["accuracy"] = f"{values['accuracy'][i]:.9g}"
-                rows.append(row)
-        if event == "epoch":
-            rows[-1].update({name: f"{values[name]:.9g}" for name in columns[4:] if name in values})
-            with open(path, "w" if values["epoch"] == 1 else "a", newline="") as file:
-                csv.DictWriter(file, columns).writerows(rows)
-            rows.clear()
-
-    return report
-
-
-def no_control() -> dict[str, Any]:
-    """Nobody steers: no stop, no new learning rate."""
-    return {}
 
 
 def train(

@@ -1,0 +1,145 @@
+"""What the training script stands on: optimizer, data, layer table, learning rate, files, reports."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from settings import BATCH_SIZE, LEARNING_RATE, OPTIMIZER, OPTIMIZER_ARGS, PRECISION, SCHEDULE, SEED, WARMUP_STEPS
+
+
+def build_optimizer() -> keras.optimizers.Optimizer:
+    """The optimizer, with its arguments under PyTorch's names: eps is Keras's epsilon, alpha its rho."""
+    if OPTIMIZER == "adam":
+        optimizer = keras.optimizers.Adam(
+            LEARNING_RATE,
+            beta_1=OPTIMIZER_ARGS["betas"][0],
+            beta_2=OPTIMIZER_ARGS["betas"][1],
+            epsilon=OPTIMIZER_ARGS["eps"],
+        )
+    elif OPTIMIZER == "adamw":
+        # Each step first shrinks every weight by learning rate * weight_decay, biases too, as in PyTorch.
+        optimizer = keras.optimizers.AdamW(
+            LEARNING_RATE,
+            beta_1=OPTIMIZER_ARGS["betas"][0],
+            beta_2=OPTIMIZER_ARGS["betas"][1],
+            epsilon=OPTIMIZER_ARGS["eps"],
+            weight_decay=OPTIMIZER_ARGS["weight_decay"],
+        )
+    elif OPTIMIZER == "sgd":
+        optimizer = keras.optimizers.SGD(
+            LEARNING_RATE, momentum=OPTIMIZER_ARGS["momentum"], nesterov=OPTIMIZER_ARGS["nesterov"]
+        )
+    elif OPTIMIZER == "rmsprop":
+        optimizer = keras.optimizers.RMSprop(
+            LEARNING_RATE,
+            rho=OPTIMIZER_ARGS["alpha"],
+            epsilon=OPTIMIZER_ARGS["eps"] ** 2,  # Keras adds it under the square root, PyTorch eps after it
+            momentum=OPTIMIZER_ARGS["momentum"],
+        )
+    if PRECISION == "fp16":
+        # Small float16 gradients would round to zero: the loss is scaled up, the gradients back down.
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def rate_factor(step: int, total_steps: int) -> float:
+    """What the learning rate is multiplied with at a step (the first one is 0)."""
+    if SCHEDULE == "constant":
+        factor = 1.0
+    if SCHEDULE == "cosine":
+        done = (step - WARMUP_STEPS) / max(1, total_steps - WARMUP_STEPS)
+        factor = (1 + math.cos(math.pi * done)) / 2
+    if step < WARMUP_STEPS:
+        factor = (step + 1) / WARMUP_STEPS
+    return factor
+
+
+def shuffled(samples: int, epoch: int) -> np.ndarray:
+    """The order of the samples in an epoch (the first one is 0): the same for a seed on every machine."""
+    return np.random.default_rng([SEED, epoch]).permutation(samples)
+
+
+def batches_from_files(
+    x: np.ndarray, y: np.ndarray, orders: Iterable[np.ndarray], steps: int
+) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """Batches of the samples in these orders, one per epoch, read ahead while earlier ones are used."""
+
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for order in orders:
+            for start in range(0, steps * BATCH_SIZE, BATCH_SIZE):
+                rows = order[start : start + BATCH_SIZE]
+                yield x[rows], y[rows]
+
+    kinds = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (x, y))
+    with tf.device("/CPU:0"):
+        return iter(tf.data.Dataset.from_generator(read, output_signature=kinds).prefetch(4))
+
+
+def parameter_count(layer: keras.layers.Layer) -> int:
+    """Numbers that training changes; a summary by Keras also counts the running statistics of batch norm."""
+    return sum(math.prod(weight.shape) for weight in layer.trainable_variables)
+
+
+def layer_table(model: keras.Model) -> list[list[Any]]:
+    """Rows of name, kind, output shape without the batch, and parameters; models inside the model are opened."""
+    rows: list[list[Any]] = []
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            rows += layer_table(layer)
+        elif not isinstance(layer, keras.layers.InputLayer):
+            try:
+                shape = list(layer.output.shape[1:])
+            except (AttributeError, ValueError):  # a layer that was only ever called inside a model's own call()
+                shape = []
+            rows.append([layer.name, type(layer).__name__, shape, parameter_count(layer)])
+    return rows
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Writes beside and renames, so that nobody ever meets half a file."""
+    fresh = path.with_name("new-" + path.name)
+    model.save(fresh)
+    fresh.replace(path)
+
+
+def print_report(event: str, **values: Any) -> None:
+    """Prints one line per epoch."""
+    if event == "epoch":
+        names = ("loss", "accuracy", "val_loss", "val_accuracy")
+        numbers = "  ".join(f"{name} {values[name]:.4f}" for name in names if name in values)
+        print(f"epoch {values['epoch']}  {numbers}  seconds {values['seconds']:.1f}", flush=True)
+
+
+def csv_report(path: str | Path) -> Callable[..., None]:
+    """A report that prints, and writes every step to a CSV file at the end of each epoch."""
+    columns = ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy")
+    rows: list[dict[str, Any]] = []
+
+    def report(event: str, **values: Any) -> None:
+        print_report(event, **values)
+        if event == "batch":
+            for i, loss in enumerate(values["loss"]):
+                row = {"step": values["first"] + i, "epoch": values["epoch"], "loss": f"{loss:.9g}"}
+                if "accuracy" in values:
+                    row["accuracy"] = f"{values['accuracy'][i]:.9g}"
+                rows.append(row)
+        if event == "epoch":
+            rows[-1].update({name: f"{values[name]:.9g}" for name in columns[4:] if name in values})
+            with open(path, "w", newline="") as file:
+                writer = csv.DictWriter(file, columns)
+                writer.writeheader()
+                writer.writerows(rows)
+
+    return report
+
+
+def no_control() -> dict[str, Any]:
+    """Nobody steers: no stop, no new learning rate."""
+    return {}

@@ -1,0 +1,38 @@
+"""The settings of one run; an exported program has them on top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# ---- settings
+MODEL = "mlp"  # mlp, cnn, resnet50, own
+MODEL_ARGS = {"layers": [512], "activation": "relu", "dropout": 0.2}
+INPUT_SHAPE = (784,)  # of one sample; images are (height, width, channels)
+OUTPUTS = 10  # classes, or numbers to predict
+TASK = "classification"  # or regression
+X_SCALE = 1.0  # the stored inputs are divided by this
+BATCH_SIZE = 128
+EPOCHS = 5
+OPTIMIZER = "adam"  # adam, adamw, sgd, rmsprop
+OPTIMIZER_ARGS = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+LEARNING_RATE = 0.001
+SCHEDULE = "constant"  # or cosine: falls to 0 over the run
+WARMUP_STEPS = 0  # steps in which the learning rate rises to its full value
+SEED = 0  # of the weights, the order of the samples and dropout
+ACCELERATOR = "cpu"  # cpu, gpu, mps
+DEVICE_INDEX = 0  # which GPU
+PRECISION = "fp32"  # fp32, tf32, bf16, fp16
+COMPILE = False  # XLA: a slow first step, then faster ones
+DETERMINISTIC = False  # only operations that give the same bits each time
+CUDNN_BENCHMARK = True  # let cuDNN try out which convolution is fastest
+DATA_ON_DEVICE = True  # False: read batches from the files while training
+DROP_LAST = False  # leave out the last, smaller batch of each epoch
+VALIDATION = True
+STRATEGY = "single"  # single, mirrored, multi_worker, tpu
+DEVICES = 1  # replicas on this machine: each computes a part of every batch
+NODES = 1  # machines
+ACCUMULATE = 1  # parts in which a replica computes its share of a batch, one after the other, to save memory
+ACTIVATION_CHECKPOINTING = False  # compute activations anew in the backward pass instead of keeping them
+# ---- end of settings
+
+HERE = Path(__file__).parent
