@@ -20,10 +20,10 @@ from accel_nb.errors import ProgramError
 PROGRAMS = Path(__file__).parent / "programs"
 # Where the files of each engine lie; what the first folder lacks comes from the next one.
 ENGINES = {
-    "pytorch": ("pytorch",),
-    "torch_xla": ("torch_xla", "pytorch"),
-    "tensorflow": ("keras",),
-    "keras_jax": ("keras_jax", "keras"),
+    "pytorch": ("pytorch", "shared"),
+    "torch_xla": ("torch_xla", "pytorch", "shared"),
+    "tensorflow": ("keras", "shared"),
+    "keras_jax": ("keras_jax", "keras", "shared"),
 }
 START, END = "# ---- settings", "# ---- end of settings"
 ROOTS = ("build_model", "load_model", "train")  # what a worker and a reader call by name

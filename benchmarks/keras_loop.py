@@ -31,6 +31,7 @@ def program(folder: Path, **settings):
     """The program of the package as a module of its own, with other settings."""
     module = ModuleType("program")
     module.__file__ = str(folder / "train.py")
+    Path(module.__file__).write_text(joined("tensorflow"))  # AutoGraph reads the source of what it compiles
     exec(compile(joined("tensorflow"), module.__file__, "exec"), vars(module))
     vars(module).update(settings, HERE=folder)
     return module

@@ -73,6 +73,7 @@ class CountingTensorFlow:
 def program(folder: Path, **settings):
     module = types.ModuleType("program")
     module.__file__ = str(folder / "train.py")
+    Path(module.__file__).write_text(joined("tensorflow"))  # AutoGraph reads the source of what it compiles
     exec(compile(joined("tensorflow"), module.__file__, "exec"), vars(module))
     unknown = set(settings) - set(vars(module))
     assert not unknown, unknown
@@ -295,7 +296,8 @@ def group_files(folder: Path) -> dict:
 
 def group_models(folder: Path) -> dict:
     import keras
-    import models
+
+    models = program(folder)
 
     def count(model):
         return [int(model.count_params()), int(sum(np.prod(w.shape) for w in model.trainable_variables))]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from settings import BATCH_SIZE, LEARNING_RATE, OPTIMIZER, OPTIMIZER_ARGS, PRECISION, SCHEDULE, SEED, WARMUP_STEPS
+from settings import BATCH_SIZE, LEARNING_RATE, OPTIMIZER, OPTIMIZER_ARGS, PRECISION, SEED
 
 
 def build_optimizer() -> keras.optimizers.Optimizer:
@@ -47,18 +46,6 @@ def build_optimizer() -> keras.optimizers.Optimizer:
         # Small float16 gradients would round to zero: the loss is scaled up, the gradients back down.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
-
-
-def rate_factor(step: int, total_steps: int) -> float:
-    """What the learning rate is multiplied with at a step (the first one is 0)."""
-    if SCHEDULE == "constant":
-        factor = 1.0
-    if SCHEDULE == "cosine":
-        done = (step - WARMUP_STEPS) / max(1, total_steps - WARMUP_STEPS)
-        factor = (1 + math.cos(math.pi * done)) / 2
-    if step < WARMUP_STEPS:
-        factor = (step + 1) / WARMUP_STEPS
-    return factor
 
 
 def shuffled(samples: int, epoch: int) -> np.ndarray:
@@ -107,39 +94,3 @@ def save(model: keras.Model, path: Path) -> None:
     fresh = path.with_name("new-" + path.name)
     model.save(fresh)
     fresh.replace(path)
-
-
-def print_report(event: str, **values: Any) -> None:
-    """Prints one line per epoch."""
-    if event == "epoch":
-        names = ("loss", "accuracy", "val_loss", "val_accuracy")
-        numbers = "  ".join(f"{name} {values[name]:.4f}" for name in names if name in values)
-        print(f"epoch {values['epoch']}  {numbers}  seconds {values['seconds']:.1f}", flush=True)
-
-
-def csv_report(path: str | Path) -> Callable[..., None]:
-    """A report that prints, and writes every step to a CSV file at the end of each epoch."""
-    columns = ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy")
-    rows: list[dict[str, Any]] = []
-
-    def report(event: str, **values: Any) -> None:
-        print_report(event, **values)
-        if event == "batch":
-            for i, loss in enumerate(values["loss"]):
-                row = {"step": values["first"] + i, "epoch": values["epoch"], "loss": f"{loss:.9g}"}
-                if "accuracy" in values:
-                    row["accuracy"] = f"{values['accuracy'][i]:.9g}"
-                rows.append(row)
-        if event == "epoch":
-            rows[-1].update({name: f"{values[name]:.9g}" for name in columns[4:] if name in values})
-            with open(path, "w", newline="") as file:
-                writer = csv.DictWriter(file, columns)
-                writer.writeheader()
-                writer.writerows(rows)
-
-    return report
-
-
-def no_control() -> dict[str, Any]:
-    """Nobody steers: no stop, no new learning rate."""
-    return {}

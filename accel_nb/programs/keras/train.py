@@ -24,18 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from models import cnn, mlp, resnet50
-from parts import (
-    batches_from_files,
-    build_optimizer,
-    csv_report,
-    layer_table,
-    no_control,
-    parameter_count,
-    print_report,
-    rate_factor,
-    save,
-    shuffled,
-)
+from parts import batches_from_files, build_optimizer, layer_table, parameter_count, save, shuffled
+from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
     BATCH_SIZE,

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from models import cnn, mlp, resnet50
-from parts import batches_from_files, csv_report, layer_table, no_control, print_report, rate_factor, save, stored
+from parts import batches_from_files, layer_table, save, stored
+from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
     BATCH_SIZE,
