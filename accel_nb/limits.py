@@ -15,6 +15,9 @@ def precisions(framework: str, kind: str, capability: tuple[int, int] | None) ->
     if kind == "cpu":
         told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
         told["fp16"] = "float16 training needs a GPU; on a CPU bf16 is the short type."
+    elif kind == "tpu":
+        told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
+        told["fp16"] = "A TPU's short type is bf16."
     elif kind == "mps":
         told["tf32"] = "TF32 is a mode of NVIDIA's tensor cores."
         told["bf16"] = "Not every Apple GPU has bfloat16."

@@ -17,7 +17,12 @@ from accel_nb.errors import PlanError, shown
 FRAMEWORKS = ("pytorch", "tensorflow")
 ACCELERATORS = ("auto", "cpu", "gpu", "mps", "tpu")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
-STRATEGIES = ("auto", "single")
+# Strategies by framework: single, then several devices of one machine or of several machines.
+STRATEGIES = {
+    "pytorch": ("single", "ddp", "fsdp", "tpu"),
+    "tensorflow": ("single", "mirrored", "multi_worker", "tpu"),
+}
+SEVERAL_MACHINES = ("ddp", "fsdp", "multi_worker")
 SCHEDULES = ("constant", "cosine")
 MODELS = ("mlp", "cnn", "resnet50")
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "silu", "leaky_relu", "elu")
@@ -47,7 +52,13 @@ class Plan:
     ----------
     framework : "pytorch" or "tensorflow".
     accelerator : "auto", "cpu", "gpu" (the first), "gpu:1" (by index), "mps", "tpu".
-    strategy, devices, nodes : how the run is spread; one device today: "auto" or "single", None or 1, 1.
+    strategy : how a run is spread. "auto"; "single"; in PyTorch "ddp" (each device holds the model) or "fsdp" (each
+        holds a part of it); in TensorFlow "mirrored" (devices of one machine) or "multi_worker" (a process per
+        device, machines too); in both "tpu" (all chips; with accelerator="cpu" a stand-in for a missing TPU).
+    devices : how many devices of each machine work together; None: one, or all for a named strategy.
+    nodes : machines, 1 or more. With more, `Run.commands()` gives the line to start on each.
+    accumulate : parts in which a device computes its share of a batch, one after the other, to save memory.
+    activation_checkpointing : compute activations anew in the backward pass instead of keeping them (PyTorch).
     precision : "auto", "fp32", "tf32", "bf16", "fp16". Logits and loss are float32 in each.
     compile : "auto", True or False: torch.compile, or XLA in TensorFlow.
     data : a name ("digits", "mnist", "fashion_mnist", "cifar10", "random"), the path of an .npz file, or arrays
@@ -73,6 +84,8 @@ class Plan:
     strategy: str = "auto"
     devices: int | None = None
     nodes: int = 1
+    accumulate: int = 1
+    activation_checkpointing: bool = False
     precision: str = "auto"
     compile: bool | str = "auto"
     data: Any = "digits"
@@ -169,7 +182,7 @@ def normalise(plan: Plan) -> None:
 
     put("framework", _one_of("framework", _alias(plan.framework), FRAMEWORKS))
     put("accelerator", _accelerator(plan.accelerator))
-    put("strategy", _strategy(plan.strategy))
+    put("strategy", _strategy(plan.strategy, plan.framework))
     put("precision", _one_of("precision", plan.precision, PRECISIONS))
     put("optimizer", _one_of("optimizer", plan.optimizer, tuple(OPTIMIZER_ARGS)))
     put("schedule", _one_of("schedule", plan.schedule, SCHEDULES))
@@ -177,11 +190,13 @@ def normalise(plan: Plan) -> None:
         value = getattr(plan, name)
         if not (isinstance(value, bool) or value == "auto"):
             raise PlanError(name, value, "It is a choice.", "Pass True, False or 'auto'.")
-    if not isinstance(plan.deterministic, bool):
-        raise PlanError("deterministic", plan.deterministic, "It is a choice.", "Pass True or False.")
-    put("nodes", _whole("nodes", plan.nodes, 1))
+    for name in ("deterministic", "activation_checkpointing"):
+        if not isinstance(getattr(plan, name), bool):
+            raise PlanError(name, getattr(plan, name), "It is a choice.", "Pass True or False.")
+    put("nodes", _whole("nodes", plan.nodes, 1, 1024))
+    put("accumulate", _whole("accumulate", plan.accumulate, 1))
     if plan.devices is not None:
-        put("devices", _whole("devices", plan.devices, 1))
+        put("devices", _whole("devices", plan.devices, 1, 1024))
     put("batch_size", _whole("batch_size", plan.batch_size, 1))
     put("epochs", _whole("epochs", plan.epochs, 1))
     put("warmup_steps", _whole("warmup_steps", plan.warmup_steps, 0))
@@ -345,13 +360,17 @@ def _accelerator(value: Any) -> str:
     )
 
 
-def _strategy(value: Any) -> str:
-    planned = ("mirrored", "multi_worker", "tpu", "ddp", "fsdp")
-    if isinstance(value, str) and value in planned:
-        raise PlanError(
-            "strategy", value, "This version trains on one device.", "Pass 'single'.", ", ".join(STRATEGIES)
-        )
-    return _one_of("strategy", value, STRATEGIES)
+# What does the same in the other framework.
+_COUNTERPARTS = {"mirrored": "ddp", "multi_worker": "ddp", "ddp": "mirrored", "fsdp": "mirrored"}
+
+
+def _strategy(value: Any, framework: str) -> str:
+    mine = ("auto", *STRATEGIES[framework])
+    if isinstance(value, str) and value not in mine and value in _COUNTERPARTS:
+        other = "TensorFlow" if framework == "pytorch" else "PyTorch"
+        why = f"It is a strategy of {other}, and the framework is {framework}."
+        raise PlanError("strategy", value, why, f"Pass {_COUNTERPARTS[value]!r}.", ", ".join(mine))
+    return _one_of("strategy", value, mine)
 
 
 def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:

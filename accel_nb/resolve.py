@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,9 +10,10 @@ from accel_nb import __version__, layers
 from accel_nb.errors import PlanError
 from accel_nb.facts import Facts, dataset_of, facts_of
 from accel_nb.limits import compile_refused, precisions
-from accel_nb.plan import FRAMEWORKS, LEARNING_RATES, Plan, model_name, plan_from_dict, quick
+from accel_nb.placing import NAMES, place
+from accel_nb.plan import LEARNING_RATES, Plan, model_name, plan_from_dict, quick
+from accel_nb.spread import normalises, per_replica, replicas, spread
 
-NAMES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 # What cuDNN, cuBLAS and the framework itself take on a GPU beside the model: measured values are 300 to 600 MiB.
 DEVICE_OVERHEAD = 400 * 2**20
 
@@ -36,6 +38,9 @@ class Resolved:
     parameters : their sum; None for an own model (the worker counts it).
     memory_needed, memory_total, memory_free : bytes on the device; 0 where unknown.
     drop_last : whether each epoch leaves out its last, smaller batch.
+    engine : whose program runs: a name of `export.ENGINES`, or "torch_tpu" (PyTorch's program on that backend).
+    environment : variables that the worker needs before it imports anything.
+    replicas, per_replica : devices on all machines, and how many samples of a batch each computes at most.
     """
 
     asked: Plan
@@ -51,6 +56,9 @@ class Resolved:
     drop_last: bool = False
     data_on_device: bool = True
     gpu: int | None = None  # the card's index as the driver counts, for the meter
+    engine: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    static_shapes: bool = False  # every step of one shape: XLA compiles once
     loaded: Any = field(default=None, repr=False)  # the Dataset, where it had to be read to be known
 
     @property
@@ -58,8 +66,24 @@ class Resolved:
         return self.facts.to_dict()
 
     @property
+    def replicas(self) -> int:
+        return replicas(self.plan)
+
+    @property
+    def per_replica(self) -> int:
+        return per_replica(self.plan, self.facts.train_samples)
+
+    @property
+    def batch_size(self) -> int:
+        """The global batch as the program computes it: one larger than the data would only be padding."""
+        samples = self.facts.train_samples
+        if not self.static_shapes or self.plan.batch_size <= samples:
+            return self.plan.batch_size
+        return samples - samples % self.replicas if self.drop_last else samples
+
+    @property
     def steps_per_epoch(self) -> int:
-        full, rest = divmod(self.facts.train_samples, self.plan.batch_size)
+        full, rest = divmod(self.facts.train_samples, self.batch_size)
         return full if self.drop_last else full + (rest > 0)
 
     def dataset(self) -> Any:
@@ -81,7 +105,7 @@ class Resolved:
             "OUTPUTS": facts.outputs,
             "TASK": facts.task,
             "X_SCALE": float(facts.scale),
-            "BATCH_SIZE": plan.batch_size,
+            "BATCH_SIZE": self.batch_size,
             "EPOCHS": plan.epochs,
             "OPTIMIZER": plan.optimizer,
             "OPTIMIZER_ARGS": plan.optimizer_args,
@@ -99,6 +123,10 @@ class Resolved:
             "DROP_LAST": self.drop_last,
             "VALIDATION": facts.val_samples > 0,
             "STRATEGY": plan.strategy,
+            "DEVICES": plan.devices,
+            "NODES": plan.nodes,
+            "ACCUMULATE": plan.accumulate,
+            "ACTIVATION_CHECKPOINTING": plan.activation_checkpointing,
         }
 
     def program(self) -> Program:
@@ -108,13 +136,16 @@ class Resolved:
         plan, facts = self.plan, self.facts
         kind, _, index = plan.accelerator.partition(":")
         device = {"cpu": "the CPU", "mps": "the Apple GPU"}.get(kind, f"{kind.upper()} {index or 0}")
+        if plan.strategy != "single":
+            device = f"{self.replicas} × {kind.upper()} ({plan.strategy})"
         title = f"{NAMES[plan.framework]}: {model_name(plan.model)} on {facts.name}, on {device}."
+        engine = "pytorch" if self.engine == "torch_tpu" else self.engine
         if isinstance(plan.model, str):
-            return Program(program_text(plan.framework, self.settings(), title), None)
+            return Program(program_text(engine, self.settings(), title), None)
         from accel_nb.own_model import own_model
 
         own = own_model(plan.model, plan.model_args, input_shape=facts.input_shape, outputs=facts.outputs)
-        return Program(program_text(plan.framework, self.settings(), title, own.text), own.pickled)
+        return Program(program_text(engine, self.settings(), title, own.text), own.pickled)
 
     def __str__(self) -> str:
         """The choices with their reasons, the layers, parameters and memory, as text."""
@@ -147,6 +178,10 @@ class Resolved:
             "memory_needed": self.memory_needed,
             "steps_per_epoch": self.steps_per_epoch,
             "gpu": self.gpu,
+            "engine": self.engine,
+            "environment": self.environment,
+            "replicas": self.replicas,
+            "per_replica": self.per_replica,
         }
 
 
@@ -161,7 +196,7 @@ def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Fa
     machine = look() if machine is None else machine
     if diagnosis is None:
         diagnosis = diagnose(machine, probe=False)
-        kinds = ("gpu", "mps") if plan.accelerator == "auto" else (plan.accelerator.partition(":")[0],)
+        kinds = ("gpu", "mps", "tpu") if plan.accelerator == "auto" else (plan.accelerator.partition(":")[0],)
         if any(diagnosis.verdict(plan.framework, kind).reason == "checking" for kind in kinds if kind != "cpu"):
             diagnosis = diagnose(machine)  # seconds, and only where an accelerator waits for its word
     dataset = None
@@ -169,9 +204,9 @@ def resolve(plan: Plan, *, machine: Any = None, diagnosis: Any = None, facts: Fa
         facts, dataset = facts_of(plan)
     made = Resolved(plan, plan, facts, notes=list(dataset.notes) if dataset is not None else [], loaded=dataset)
     site = _Site(plan, made, machine, diagnosis)
-    for step in (_spread, _place, _precision, _compile, _cudnn, _rate, _batches):
+    for step in (place, spread, _precision, _compile, _cudnn, _rate, _batches):
         site.choices.update(step(site))
-    made.plan = _settled(plan, site.choices)
+        made.plan = plan_from_dict({**plan._fields(), **site.choices})
     _model(made)
     _memory(made, machine)
     return made
@@ -191,75 +226,6 @@ class _Site:
     def kind(self) -> str:
         """The accelerator without its index."""
         return str(self.choices["accelerator"]).partition(":")[0]
-
-
-def _settled(plan: Plan, choices: dict[str, Any]) -> Plan:
-    return plan_from_dict({**plan._fields(), **choices})
-
-
-def _spread(site: _Site) -> dict[str, Any]:
-    plan, made = site.plan, site.made
-    for name, value in (("devices", plan.devices), ("nodes", plan.nodes)):
-        if value not in (None, 1):
-            raise PlanError(name, value, "This version trains on one device.", f"Pass {name}=1.")
-    if plan.strategy == "auto":
-        made.reasons["strategy"] = "one device"
-    return {"strategy": "single", "devices": 1}
-
-
-def _place(site: _Site) -> dict[str, Any]:
-    """The accelerator: what was asked for if the framework can use it, else the best one."""
-    plan, made = site.plan, site.made
-    framework = plan.framework
-    can = [kind for kind in ("gpu", "mps", "tpu", "cpu") if site.diagnosis.verdict(framework, kind).usable]
-    kind, _, number = plan.accelerator.partition(":")
-    if kind == "tpu":
-        verdict = site.diagnosis.verdict(framework, "tpu")
-        why = "This version trains on CPU, GPU and MPS." if verdict.usable else verdict.text
-        raise PlanError("accelerator", plan.accelerator, why, verdict.fix or "Pass 'auto'.", _here(site.diagnosis))
-    if not site.diagnosis.verdict(framework, "cpu").usable:
-        verdict = site.diagnosis.verdict(framework, "cpu")
-        raise PlanError("framework", framework, verdict.text, verdict.fix, _here(site.diagnosis))
-    if kind == "auto":
-        if "gpu" in can:
-            kind = "gpu"
-            made.reasons["accelerator"] = "the GPU is usable, and the fastest here"
-        elif "mps" in can:
-            kind = "mps"
-            made.reasons["accelerator"] = "the Apple GPU is usable, and faster than the CPU"
-        else:
-            kind = "cpu"
-            made.reasons["accelerator"] = f"no GPU: {site.diagnosis.verdict(framework, 'gpu').text}"
-    elif kind not in can:
-        verdict = site.diagnosis.verdict(framework, kind)
-        raise PlanError("accelerator", plan.accelerator, verdict.text, verdict.fix, _here(site.diagnosis))
-    if kind != "gpu":
-        return {"accelerator": kind}
-    verdict = site.diagnosis.verdict(framework, "gpu")
-    works, failed = list(verdict.details["devices"]), verdict.details.get("failed", {})  # by the framework's count
-    cards = site.machine.visible_gpus
-    here = ", ".join(f"gpu:{i} ({cards[i].name})" if i < len(cards) else f"gpu:{i}" for i in works)
-    index = int(number) if number else works[0]
-    if index in failed:
-        why = f"A tiny convolution on it fails: {failed[index]}"
-        raise PlanError("accelerator", plan.accelerator, why, "Pass one that works.", here)
-    if index not in works:
-        why = f"{NAMES[framework]} sees {len(works) + len(failed)} GPUs, counted from 0."
-        raise PlanError("accelerator", plan.accelerator, why, "Pass one of them.", here)
-    made.gpu = cards[index].index if index < len(cards) else None
-    if plan.accelerator in ("gpu", "auto") and len(works) > 1:
-        made.reasons["accelerator"] = f"the first of {len(works)} usable GPUs"
-    return {"accelerator": f"gpu:{index}"}
-
-
-def _here(diagnosis: Any) -> str:
-    usable = [
-        f"{NAMES[framework]} on {kind.upper()}"
-        for framework in FRAMEWORKS
-        for kind in ("gpu", "mps", "cpu")
-        if diagnosis.verdict(framework, kind).usable
-    ]
-    return ", ".join(usable) or "no framework that works"
 
 
 def _precision(site: _Site) -> dict[str, Any]:
@@ -347,8 +313,27 @@ def _batches(site: _Site) -> dict[str, Any]:
             f"The batch of {plan.batch_size} is larger than the {samples} training samples: one step an epoch."
         )
     rest = samples % plan.batch_size
-    norm = plan.model in ("cnn", "resnet50") or not isinstance(plan.model, str)
-    if rest == 1 and norm:
+    norm = normalises(plan)
+    if made.static_shapes and norm and rest and (samples > plan.batch_size or samples % made.replicas):
+        made.drop_last = True
+        made.reasons["drop_last"] = "batch normalisation with steps of one shape has no place for a smaller batch"
+        left = samples - made.steps_per_epoch * made.batch_size
+        made.notes.append(f"Each epoch leaves out {left} samples, others each time: {made.reasons['drop_last']}.")
+    elif rest and norm and (rest == 1 or rest < plan.accumulate * 2) and plan.accumulate > 1:
+        made.drop_last = samples > plan.batch_size
+        if not made.drop_last:
+            raise PlanError(
+                "accumulate",
+                plan.accumulate,
+                "Batch normalisation needs two samples in each part.",
+                "Pass a smaller number.",
+                f"{samples} training samples",
+            )
+        made.reasons["drop_last"] = (
+            f"the last batch is too small for batch normalisation in {plan.accumulate} parts"
+        )
+        made.notes.append(f"Each epoch leaves out {rest} samples, others each time: {made.reasons['drop_last']}.")
+    elif rest == 1 and norm:
         if samples == 1:
             raise PlanError(
                 "data",
@@ -423,10 +408,12 @@ def _memory(made: Resolved, machine: Any) -> None:
         made.memory_total, made.memory_free = (card.memory_total, card.memory_free) if card else (0, 0)
     need = 0
     if made.table:
-        batch = min(plan.batch_size, facts.train_samples)
+        batch = math.ceil(made.per_replica / plan.accumulate)
         need = layers.memory_needed(
             made.table, batch, plan.optimizer, plan.precision, 0, optimizer_args=plan.optimizer_args
         )
+    if kind == "cpu":
+        need *= plan.devices or 1  # they share this computer's memory
     extra = DEVICE_OVERHEAD if kind == "gpu" else 0
     room = made.memory_free or made.memory_total
     made.data_on_device = not room or facts.nbytes + need + extra < 0.7 * room
