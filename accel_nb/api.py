@@ -51,11 +51,10 @@ def start(plan: Plan, directory: str | Path | None = None, *, spare: bool = True
     """
     resolved = resolve(plan)
     run = known(prepare(resolved, runs_folder(directory)))
-    run.begin(resolved.plan.framework)
+    run.begin()
     if spare and in_notebook():
         # the next run finds its framework imported; not before this one's own import is over
-        framework = resolved.plan.framework
-        run.listen(lambda ended: launch.spares.prepare(framework) if ended.ended else None)
+        run.listen(lambda ended: launch.spares.prepare(ended.worker_kind) if ended.ended else None)
     return run
 
 

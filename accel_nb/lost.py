@@ -6,7 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from accel_nb.worker import DIRECTORY_FAILED
+from accel_nb.events import DIRECTORY_FAILED
 
 
 def why_lost(code: int | str, directory: Path) -> str:

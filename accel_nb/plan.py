@@ -52,9 +52,9 @@ class Plan:
     ----------
     framework : "pytorch" or "tensorflow".
     accelerator : "auto", "cpu", "gpu" (the first), "gpu:1" (by index), "mps", "tpu".
-    strategy : how a run is spread. "auto"; "single"; in PyTorch "ddp" (each device holds the model) or "fsdp" (each
-        holds a part of it); in TensorFlow "mirrored" (devices of one machine) or "multi_worker" (a process per
-        device, machines too); in both "tpu" (all chips; with accelerator="cpu" a stand-in for a missing TPU).
+    strategy : how a run is spread. "auto"; "single"; in PyTorch "ddp" (each device holds the model) or "fsdp"
+        (each holds a part of it); in TensorFlow "mirrored" (devices of one machine) or "multi_worker" (a process
+        per device, machines too); in both "tpu" (all chips; on accelerator="cpu" a stand-in for a missing TPU).
     devices : how many devices of each machine work together; None: one, or all for a named strategy.
     nodes : machines, 1 or more. With more, `Run.commands()` gives the line to start on each.
     accumulate : parts in which a device computes its share of a batch, one after the other, to save memory.

@@ -56,6 +56,7 @@ class Resolved:
     drop_last: bool = False
     data_on_device: bool = True
     gpu: int | None = None  # the card's index as the driver counts, for the meter
+    gpus: list[int] = field(default_factory=list)  # all of the run's cards, where it uses several
     engine: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     static_shapes: bool = False  # every step of one shape: XLA compiles once
@@ -178,6 +179,7 @@ class Resolved:
             "memory_needed": self.memory_needed,
             "steps_per_epoch": self.steps_per_epoch,
             "gpu": self.gpu,
+            "gpus": self.gpus,
             "engine": self.engine,
             "environment": self.environment,
             "replicas": self.replicas,

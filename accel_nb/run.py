@@ -6,21 +6,22 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import threading
 import time
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel_nb import launch
 from accel_nb.errors import AccelNbError, RunFailed
+from accel_nb.files import write_atomic
 from accel_nb.history import History
-from accel_nb.loglines import quiet_start, split_log
+from accel_nb.loglines import split_log
 from accel_nb.lost import why_lost
+from accel_nb.machines import commands
 from accel_nb.plan import checked_learning_rate
 from accel_nb.processes import alive
+from accel_nb.trained import load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,6 +56,7 @@ class Run:
         self.parameters: int | None = None
         self.meter: dict[str, Any] = {}
         self.activity = "starting the worker"
+        self.waiting = ""  # what a silent run waits in, such as a collective; "" if it does not
         self._worker: launch.Worker | None = None
         self._identity: tuple[int, float] | None = None
         self._finished: dict[str, Any] | None = None
@@ -118,6 +120,21 @@ class Run:
             return "running" if self.started else "starting"
 
     @property
+    def machines(self) -> int:
+        """On how many machines it trains."""
+        return int(self.settled.get("nodes") or 1)
+
+    @property
+    def worker_kind(self) -> str:
+        """Which spare worker suits it: the engine's, or one without a framework that only starts others."""
+        engine = str(self._saved.get("engine") or self.settled["framework"])
+        return "ranks" if self.settled.get("strategy") == "multi_worker" else engine
+
+    def commands(self, addresses: Sequence[str] = (), port: int = 29500) -> list[str]:
+        """The line to start on each machine: see `machines.commands`."""
+        return commands(self.directory, self.settled, addresses, port)
+
+    @property
     def ours(self) -> bool:
         """Whether this kernel started it."""
         return self._worker is not None
@@ -146,9 +163,13 @@ class Run:
 
     # ---- life
 
-    def begin(self, framework: str) -> None:
-        """Hand the directory to a worker and follow it."""
-        worker = launch.hand_over(framework, self.directory)
+    def begin(self) -> None:
+        """Hand the directory to a worker and follow it; a run on several machines waits for `commands` there."""
+        if self.machines > 1:
+            self.activity = f"waiting for {self.machines} machines"
+            self.follow()
+            return
+        worker = launch.hand_over(self.worker_kind, self.directory, self._saved.get("environment"))
         self._worker = worker
         self._identity = (worker.pid, worker.birth)
         record = {"pid": worker.pid, "birth": worker.birth}
@@ -252,6 +273,8 @@ class Run:
         """None while the worker lives; else its exit code, or "unknown" when another kernel started it."""
         if self._worker is not None:
             return self._worker.ended()
+        if self.machines > 1:
+            return None  # its processes may be anywhere
         if self._identity is not None and alive(*self._identity):
             return None
         return "unknown"
@@ -291,7 +314,9 @@ class Run:
         self.history.add(event)
         if kind == "batch":
             self._last_step = time.monotonic()
-            self.activity = "training"
+            self.activity, self.waiting = "training", ""
+        elif kind == "waiting":
+            self.waiting = str(event.get("text", ""))
         elif kind == "status":
             self.activity = str(event.get("text", ""))
             self._paused = self.activity == "paused"
@@ -305,7 +330,7 @@ class Run:
         elif kind == "warning":
             self.warnings.append(str(event.get("text", "")))
         elif kind == "error":
-            self.error = event
+            self.error = self.error or event  # the first one is the cause
         elif kind == "finished":
             self._finished = event
 
@@ -340,6 +365,8 @@ class Run:
         self._stopping = True
         try:
             self._command(stop=True)
+            if self.machines > 1 and not self.started:
+                self.kill()  # nobody is there to read it
         except OSError:
             self.kill()  # a directory that cannot be written carries no polite word
         except AccelNbError:
@@ -349,7 +376,12 @@ class Run:
     def kill(self) -> None:
         """End the worker at once. What it had not written is lost."""
         self._killed = True
-        if self._worker is not None:
+        if self.machines > 1:
+            # no process of it can be reached from here: the run is closed, and its processes stop when they look
+            with contextlib.suppress(OSError), (self.directory / "events.jsonl").open("a") as file:
+                line = {"t": time.time(), "event": "finished", "status": "stopped", "step": len(self.history)}
+                file.write(json.dumps(line) + "\n")
+        elif self._worker is not None:
             if self._worker.ended() is None:
                 launch.kill_group(self._worker.pid)
         elif self._identity is not None and alive(*self._identity):
@@ -418,28 +450,4 @@ class Run:
 
         AccelNbError if the run stored no model yet.
         """
-        name = "model.pt" if self.settled["framework"] == "pytorch" else "model.keras"
-        path = self.directory / name
-        if not path.is_file():
-            raise AccelNbError(
-                f"The run {self.name} ({self.status}) has stored no model: it is written when a run ends or stops."
-            )
-        module = types.ModuleType(f"accel_nb_program_{abs(hash(self.directory))}")
-        module.__file__ = str(self.directory / "program.py")
-        sys.modules[module.__name__] = module
-        if self.settled["framework"] == "tensorflow":
-            os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        with quiet_start():
-            exec(compile(self.program, module.__file__, "exec"), module.__dict__)  # noqa: S102 - the run's own program
-            return module.load_model(path)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader sees the old text or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        return load(self)

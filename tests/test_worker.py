@@ -12,27 +12,29 @@ import numpy as np
 import pytest
 
 from accel_nb import worker
+from accel_nb.events import Events, plain
+from accel_nb.files import write_atomic
 from accel_nb.launch import environment
-from accel_nb.run import write_atomic
+from accel_nb.reporter import Reporter
 
 
 def test_values_become_plain_json():
-    plain = worker.plain(
+    made = plain(
         {"a": float("nan"), "b": [math.inf, -math.inf], "c": np.float32(0.1), 1: np.arange(2), "d": (True, None)}
     )
-    assert plain == {"a": "NaN", "b": ["Infinity", "-Infinity"], "c": 0.100000001, "1": [0, 1], "d": [True, None]}
-    json.dumps(plain, allow_nan=False)
+    assert made == {"a": "NaN", "b": ["Infinity", "-Infinity"], "c": 0.100000001, "1": [0, 1], "d": [True, None]}
+    json.dumps(made, allow_nan=False)
 
 
 def test_nine_digits_hold_every_float32():
     values = np.random.default_rng(0).integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
     values = values[np.isfinite(values)]
-    again = np.array([worker.plain(float(value)) for value in values], dtype=np.float32)
+    again = np.array([plain(float(value)) for value in values], dtype=np.float32)
     np.testing.assert_array_equal(again.view(np.uint32), values.view(np.uint32))
 
 
 def test_events_wait_for_space_and_none_is_lost_or_torn(tmp_path, monkeypatch):
-    events = worker.Events(tmp_path / "events.jsonl")
+    events = Events(tmp_path / "events.jsonl")
     real, room = os.write, [25]
 
     def short(handle, data):
@@ -56,7 +58,7 @@ def test_events_wait_for_space_and_none_is_lost_or_torn(tmp_path, monkeypatch):
 
 
 def test_events_of_many_threads_are_whole_lines(tmp_path):
-    events = worker.Events(tmp_path / "events.jsonl")
+    events = Events(tmp_path / "events.jsonl")
     threads = [
         threading.Thread(target=lambda i=i: [events.write("x", i=i, text="ü" * 50) for _ in range(200)])
         for i in range(4)
@@ -71,7 +73,7 @@ def test_events_of_many_threads_are_whole_lines(tmp_path):
 
 
 def test_control_obeys_the_last_word_and_survives_half_a_file(tmp_path):
-    events = worker.Events(tmp_path / "events.jsonl")
+    events = Events(tmp_path / "events.jsonl")
     control = worker.Control(tmp_path / "control.json", events)
     assert control() == {}
     write_atomic(tmp_path / "control.json", json.dumps({"learning_rate": 0.5}))
@@ -93,8 +95,8 @@ def test_control_obeys_the_last_word_and_survives_half_a_file(tmp_path):
 
 
 def test_an_own_model_that_hardly_fits_is_told_before_the_first_step(tmp_path):
-    events = worker.Events(tmp_path / "events.jsonl")
-    report = worker.Reporter(events, {"parameters": None, "gpu": None, "plan": {"batch_size": 128}})
+    events = Events(tmp_path / "events.jsonl")
+    report = Reporter(events, {"parameters": None, "gpu": None, "plan": {"batch_size": 128}})
     report("model", parameters=1000, layers=[["a", "Linear", [10], 1000]])
     report("model", parameters=10**12, layers=[["a", "Linear", [10], 10**12]])
     told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]

@@ -1,0 +1,78 @@
+"""`events.jsonl`: what happens in a run, one JSON object a line, written by its worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+DIRECTORY_FAILED = 74  # exit code: the run's directory cannot be written (EX_IOERR of sysexits.h)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: floats to 9 significant digits (exact for float32), no NaN literals."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value)
+
+
+class Events:
+    """`events.jsonl`, appended line by line. A full disk holds lines back and ends no training.
+
+    A directory that was removed ends the process: the run has no place any more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: list[bytes] = []
+        self.problem: OSError | None = None
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: str, **values: Any) -> None:
+        record = {"t": round(time.time(), 3), "event": event, **plain(values)}
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self.waiting.append(line)
+            self._flush()
+
+    def flush(self) -> bool:
+        """Try again to write what waits; whether all is written."""
+        with self._lock:
+            self._flush()
+        return not self.waiting
+
+    def _flush(self) -> None:
+        try:
+            if os.fstat(self._file).st_nlink == 0:
+                # deleted under our feet: nothing of this run can be kept any more, so it ends here
+                print("The run's directory was removed.", file=sys.stderr, flush=True)
+                os._exit(DIRECTORY_FAILED)
+            while self.waiting:
+                done = os.write(self._file, self.waiting[0])
+                # a line cut by a full disk goes on where it stopped
+                self.waiting[0] = self.waiting[0][done:]
+                if not self.waiting[0]:
+                    self.waiting.pop(0)
+            self.problem = None
+        except OSError as problem:
+            self.problem = problem
