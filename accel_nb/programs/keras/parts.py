@@ -1,16 +1,14 @@
-"""What the training script stands on: optimizer, data, layer table, learning rate, files, reports."""
+"""What the training script stands on, whatever computes: optimizer, order of the samples, layer table, files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
-from settings import BATCH_SIZE, LEARNING_RATE, OPTIMIZER, OPTIMIZER_ARGS, PRECISION, SEED
+from settings import LEARNING_RATE, OPTIMIZER, OPTIMIZER_ARGS, PRECISION, SEED
 
 
 def build_optimizer() -> keras.optimizers.Optimizer:
@@ -51,22 +49,6 @@ def build_optimizer() -> keras.optimizers.Optimizer:
 def shuffled(samples: int, epoch: int) -> np.ndarray:
     """The order of the samples in an epoch (the first one is 0): the same for a seed on every machine."""
     return np.random.default_rng([SEED, epoch]).permutation(samples)
-
-
-def batches_from_files(
-    x: np.ndarray, y: np.ndarray, orders: Iterable[np.ndarray], steps: int
-) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """Batches of the samples in these orders, one per epoch, read ahead while earlier ones are used."""
-
-    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for order in orders:
-            for start in range(0, steps * BATCH_SIZE, BATCH_SIZE):
-                rows = order[start : start + BATCH_SIZE]
-                yield x[rows], y[rows]
-
-    kinds = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (x, y))
-    with tf.device("/CPU:0"):
-        return iter(tf.data.Dataset.from_generator(read, output_signature=kinds).prefetch(4))
 
 
 def parameter_count(layer: keras.layers.Layer) -> int:

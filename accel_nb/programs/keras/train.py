@@ -23,8 +23,9 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # take GPU memory as
 import keras
 import numpy as np
 import tensorflow as tf
-from models import cnn, mlp, resnet50
-from parts import batches_from_files, build_optimizer, layer_table, parameter_count, save, shuffled
+from batches import batches_from_files
+from building import build_model
+from parts import build_optimizer, layer_table, parameter_count, save, shuffled
 from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
@@ -37,13 +38,10 @@ from settings import (
     DROP_LAST,
     EPOCHS,
     HERE,
-    INPUT_SHAPE,
     LEARNING_RATE,
     MODEL,
-    MODEL_ARGS,
     OPTIMIZER,
     OPTIMIZER_ARGS,
-    OUTPUTS,
     PRECISION,
     SCHEDULE,
     SEED,
@@ -54,46 +52,6 @@ from settings import (
 )
 
 BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
-
-
-def own_model() -> keras.Model:
-    """The place of your own model: logits of shape (samples, OUTPUTS) for inputs (samples, *INPUT_SHAPE)."""
-    raise RuntimeError("MODEL is 'own': write your model into own_model().")
-
-
-def build_model() -> keras.Model:
-    """A fresh model with random weights."""
-    if MODEL == "mlp":
-        model = mlp(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
-    elif MODEL == "cnn":
-        model = cnn(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
-    elif MODEL == "resnet50":
-        model = resnet50(INPUT_SHAPE, OUTPUTS, **MODEL_ARGS)
-    elif MODEL == "own":
-        model = checked(own_model())
-    return model
-
-
-def checked(model: keras.Model) -> keras.Model:
-    """The same model, built; one that cannot learn this task is refused in words."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"own_model() must return a keras.Model. Got {type(model).__name__}.")
-    try:
-        outputs = model(tf.zeros((2, *INPUT_SHAPE)))
-    except Exception as error:
-        made_for = getattr(model, "input_shape", None)
-        why = f"it is made for {made_for}." if made_for else f"{type(error).__name__}: {error}"
-        raise ValueError(f"The model cannot take a batch of shape {(2, *INPUT_SHAPE)}: {why}") from error
-    shape = tuple(outputs.shape) if hasattr(outputs, "shape") else f"of a {type(outputs).__name__}"
-    if shape != (2, OUTPUTS):
-        raise ValueError(f"The model answers a batch of 2 with shape {shape}; it must be {(2, OUTPUTS)}.")
-    if getattr(model.layers[-1], "activation", None) is keras.activations.softmax:
-        raise ValueError("The model ends in softmax, but the loss takes logits: leave that activation out.")
-    try:
-        keras.saving.serialize_keras_object(model)
-    except Exception:  # a class without get_config(): the file will hold weights, load_model() builds the rest
-        model.get_config = dict
-    return model
 
 
 def load_model(path: str | Path = HERE / "model.keras") -> keras.Model:
