@@ -66,7 +66,7 @@ def spread(site: Any) -> dict[str, Any]:
     made.static_shapes = strategy == "tpu"
     _checked(site, plan_from_dict({**plan._fields(), **choices}))
     if devices > 1 and kind == "gpu":
-        made.reasons.pop("accelerator", None)
+        made.reasons["accelerator"] = "the first GPUs, counted from 0, as many as there are devices"
         choices["accelerator"] = "gpu"
         made.gpus = [card.index for card in site.machine.visible_gpus[:devices]]
     return choices
@@ -129,12 +129,12 @@ def _gpus(site: Any, strategy: str) -> int:
         why = f"The strategy {strategy!r} takes the first GPUs, counted from 0."
         raise PlanError("accelerator", plan.accelerator, why, "Pass 'gpu', or strategy='single'.", what)
     if asked > together:
-        field = "devices" if plan.devices is not None else "strategy"
+        field = "devices" if plan.devices is not None else "nodes" if plan.strategy == "auto" else "strategy"
         cards = site.machine.visible_gpus
         good = ",".join(str(cards[index].index) for index in works if index < len(cards))
         why = f"Several GPUs are the first ones, counted from 0, and GPU {together} does not work."
         do = f"Start the kernel with CUDA_VISIBLE_DEVICES={good} in its environment, or use one GPU."
-        raise PlanError(field, plan.devices or strategy, why, do, what)
+        raise PlanError(field, getattr(plan, field), why, do, what)
     if plan.devices is None:
         made.reasons["devices"] = "the GPU asked for" if _by_index(plan) else f"all: {what}" if asked > 1 else what
     return int(asked)
@@ -219,7 +219,10 @@ def _check_normalisation(made: Any, plan: Plan, rows: int, samples: int) -> None
         why = f"Batch normalisation on {count} TPU chips needs a batch that they share evenly."
         raise PlanError("batch_size", plan.batch_size, why, f"Pass {rows - rows % count}.")
     least = least_part(rows, count, plan.accumulate)
-    if least < 2 and named and samples > 1:
+    if least < 2 and named:
+        if samples == 1:
+            why = "There is one training sample, and batch normalisation needs two in a batch."
+            raise PlanError("data", made.facts.label, why, "Pass more samples.")
         why = "Batch normalisation needs two samples at a time, and would get one."
         if plan.accumulate > 1:
             raise PlanError("accumulate", plan.accumulate, why, "Pass a smaller number.")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accel_nb as anb
-from accel_nb.plan import MODEL_ARGS, OPTIMIZER_ARGS, make_plan, plan_from_dict
+from accel_nb.plan import FRAMEWORKS, MODEL_ARGS, OPTIMIZER_ARGS, STRATEGIES, make_plan, plan_from_dict
 
 BAD = [
     ("framework", "jax"),
@@ -21,11 +21,25 @@ BAD = [
     ("accelerator", "gpu:-1"),
     ("accelerator", 0),
     ("strategy", "everything"),
-    ("strategy", "ddp"),
+    ("strategy", None),
+    ("strategy", "mirrored"),  # of the other framework
+    ("strategy", "multi_worker"),
     ("devices", 0),
+    ("devices", -1),
     ("devices", "all"),
+    ("devices", True),
+    ("devices", 1025),
     ("nodes", 0),
     ("nodes", 1.0),
+    ("nodes", None),
+    ("nodes", 1025),
+    ("accumulate", 0),
+    ("accumulate", None),
+    ("accumulate", 1.5),
+    ("accumulate", True),
+    ("activation_checkpointing", 1),
+    ("activation_checkpointing", "auto"),
+    ("activation_checkpointing", None),
     ("precision", "float32"),
     ("compile", 1),
     ("compile", "yes"),
@@ -84,6 +98,36 @@ def test_a_field_refuses_what_it_cannot_hold(field, value):
 def test_each_field_has_a_bad_value_in_the_table_or_takes_anything():
     free = {"data"}  # judged when it is loaded
     assert {field.name for field in dataclasses.fields(anb.Plan)} - free == {field for field, _ in BAD}
+
+
+def test_a_strategy_of_the_other_framework_names_its_counterpart():
+    for framework, strategy, counterpart in (
+        ("pytorch", "mirrored", "ddp"),
+        ("pytorch", "multi_worker", "ddp"),
+        ("tensorflow", "ddp", "mirrored"),
+        ("tensorflow", "fsdp", "mirrored"),
+    ):
+        with pytest.raises(anb.PlanError, match=f"Pass '{counterpart}'") as refused:
+            anb.Plan(framework=framework, strategy=strategy)
+        assert refused.value.field == "strategy"
+        assert "strategy of" in refused.value.why
+        assert strategy not in refused.value.here
+        anb.Plan(framework=framework, strategy=counterpart)
+    with pytest.raises(anb.PlanError, match="Did you mean 'mirrored'"):
+        anb.Plan(framework="tensorflow", strategy="miror")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_strategy_of_a_framework_makes_a_plan(framework):
+    for strategy in ("auto", *STRATEGIES[framework]):
+        plan = anb.Plan(framework=framework, strategy=strategy, devices=np.int64(2), nodes=3, accumulate=4)
+        assert (plan.strategy, plan.devices, plan.nodes, plan.accumulate) == (strategy, 2, 3, 4)
+        assert type(plan.devices) is int
+        again = plan_from_dict(json.loads(json.dumps(plan.to_dict())))
+        assert (again.strategy, again.devices, again.nodes, again.accumulate) == (strategy, 2, 3, 4)
+    plan = anb.Plan(framework=framework, activation_checkpointing=True)
+    assert plan.to_dict()["activation_checkpointing"] is True
+    assert plan.replace(activation_checkpointing=False).activation_checkpointing is False
 
 
 def test_an_unknown_field_names_the_nearest():

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from fake_machines import MACHINES
 
 import accel_nb as anb
 from accel_nb.export import settings_of
@@ -30,6 +31,8 @@ def a_machine(*gpus, mps=False):
 class Diagnosed:
     """A diagnosis in which exactly these accelerators are usable."""
 
+    machine = Machine(cpu=HOST)  # without a TPU
+
     def __init__(self, *usable, devices=(0,), failed=None):
         self.usable, self.devices, self.failed = set(usable), list(devices), failed or {}
 
@@ -43,6 +46,7 @@ CPU_ONLY = (a_machine(), Diagnosed("cpu"))
 ON_T4 = (a_machine(T4), Diagnosed("cpu", "gpu"))
 ON_A100 = (a_machine(A100), Diagnosed("cpu", "gpu"))
 TWO = (a_machine(T4, A100), Diagnosed("cpu", "gpu", devices=(0, 1)))
+NO_TPU = (MACHINES["cpu"].machine, MACHINES["cpu"])
 ON_MPS = (a_machine(mps=True), Diagnosed("cpu", "mps"))
 
 
@@ -100,15 +104,14 @@ def test_the_best_precision_and_the_card_behind_it():
 # here, fields, the field that the refusal must name, a part of its text
 REFUSED = [
     (CPU_ONLY, {"accelerator": "gpu"}, "accelerator", "gpu told"),
-    (CPU_ONLY, {"accelerator": "tpu"}, "accelerator", "tpu told"),
-    ((a_machine(), Diagnosed("cpu", "tpu")), {"accelerator": "tpu"}, "accelerator", "CPU, GPU and MPS"),
+    (NO_TPU, {"accelerator": "tpu"}, "accelerator", "This machine has no TPU."),
     (CPU_ONLY, {"accelerator": "mps"}, "accelerator", "mps told"),
     (TWO, {"accelerator": "gpu:2"}, "accelerator", "2 GPUs"),
     ((a_machine(T4, A100), Diagnosed("cpu", "gpu", devices=(1,), failed={0: "no kernel"})),
      {"accelerator": "gpu:0"}, "accelerator", "no kernel"),
     ((a_machine(), Diagnosed()), {}, "framework", "cpu told"),
-    (ON_T4, {"devices": 2}, "devices", "one device"),
-    (CPU_ONLY, {"nodes": 2}, "nodes", "one device"),
+    (ON_T4, {"devices": 2}, "devices", "1 usable GPU"),
+    (CPU_ONLY, {"strategy": "single", "nodes": 2}, "nodes", "one machine"),
     (CPU_ONLY, {"precision": "tf32"}, "precision", "tensor cores"),
     (CPU_ONLY, {"precision": "fp16"}, "precision", "GPU"),
     (ON_T4, {"precision": "bf16"}, "precision", "8.0"),
