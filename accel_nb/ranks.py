@@ -127,7 +127,9 @@ def first_failure(
         key=lambda one: one[0],
     )
     causes = [one for one in told if not NEIGHBOUR_GONE.search(one[2]["text"])]
-    silent = sorted(rank for rank in failures if rank not in {rank for _, rank, _ in told})
+    # SIGTERM is how torchrun's agent ends the neighbours of a rank that failed
+    quiet = [rank for rank in failures if rank not in {rank for _, rank, _ in told}]
+    silent = sorted(rank for rank in quiet if not told or failures[rank] != -signal.SIGTERM)
     absent = [rank for rank, lines in marks.items() if "joining" not in {mark["event"] for mark in lines}]
     if causes or (told and not silent and not absent):
         _, rank, mark = (causes or told)[0]

@@ -61,7 +61,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def is_worker(process: psutil.Process, cache: str | None = None) -> bool:
     """Whether it is a worker of this package that lives; with `cache`, one with this ACCEL_NB_CACHE."""
     with contextlib.suppress(psutil.Error, OSError):
-        return "accel_nb.worker" in process.cmdline() and cache in (None, process.environ().get("ACCEL_NB_CACHE"))
+        ours = {"accel_nb.worker", "accel_nb.ranks"} & set(process.cmdline())
+        return bool(ours) and cache in (None, process.environ().get("ACCEL_NB_CACHE"))
     return False  # gone meanwhile, or not ours to look at
 
 
