@@ -10,6 +10,8 @@ from accel_nb.plan import SEVERAL_MACHINES, STRATEGIES, Plan, plan_from_dict
 
 # A process that has imported PyTorch holds about 0.3 GiB, one with TensorFlow 0.7 GiB: measured on CPU builds.
 PROCESS_MEMORY = {"pytorch": 300 * 2**20, "tensorflow": 700 * 2**20}
+# Cores that a program sees as devices: generations whose two cores do not join into one. docs.jax.dev, ChipVersion
+DEVICES_PER_CHIP = {"v2": 2, "v3": 2, "v2 or v3": 2, "v7x": 2}
 OWN_PROCESSES = ("ddp", "fsdp", "multi_worker")  # strategies with a process per device
 
 
@@ -63,7 +65,7 @@ def spread(site: Any) -> dict[str, Any]:
     else:
         devices = _devices(site, strategy)
     choices: dict[str, Any] = {"strategy": strategy, "devices": devices}
-    made.static_shapes = strategy == "tpu"
+    made.static_shapes = strategy == "tpu" and made.engine != "torch_tpu"
     _checked(site, plan_from_dict({**plan._fields(), **choices}))
     if devices > 1 and kind == "gpu":
         made.reasons["accelerator"] = "the first GPUs, counted from 0, as many as there are devices"
@@ -148,14 +150,21 @@ def _apple(plan: Plan) -> PlanError:
 
 
 def _chips(site: Any) -> int:
-    plan, made = site.plan, site.made
-    chips = site.machine.tpu.chips
-    what = f"{chips} TPU chip{'s' * (chips != 1)}"
+    plan, made, tpu = site.plan, site.made, site.machine.tpu
+    available = tpu.chips * DEVICES_PER_CHIP.get(tpu.generation, 1)
+    what = f"{tpu.chips} TPU chip{'s' * (tpu.chips != 1)}"
+    if available != tpu.chips:
+        what += f" with {available} devices"
+    if made.engine == "torch_tpu":
+        available, what = 1, f"{what}, of which torch_tpu's program uses one"
     if plan.devices is None:
-        made.reasons["devices"] = f"all: {what}" if chips > 1 else what
-    elif plan.devices > chips:
-        raise PlanError("devices", plan.devices, "So many chips are not here.", "Pass fewer.", what)
-    return int(plan.devices or chips)
+        made.reasons["devices"] = f"all: {what}" if available > 1 else what
+    elif plan.devices > available:
+        raise PlanError("devices", plan.devices, "So many devices are not here.", "Pass fewer.", what)
+    elif plan.devices < available and made.engine != "keras_jax":
+        why = "A program of this route takes all of a TPU's devices."
+        raise PlanError("devices", plan.devices, why, f"Pass {available}, or leave it out.", what)
+    return int(plan.devices or available)
 
 
 def _cpus(site: Any, strategy: str) -> int:

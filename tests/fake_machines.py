@@ -29,15 +29,22 @@ def gpus(count: int, failing: tuple[int, ...] = ()) -> Diagnosis:
     return diagnose(machine, {"pytorch": replace(TORCH, **seen), "tensorflow": replace(TF, **seen)})
 
 
-def tpus(chips: int, *, tensorflow: bool = True) -> Diagnosis:
+def tpus(chips: int, generation: str = "v5e", *, tensorflow: bool = True) -> Diagnosis:
     """A machine with TPU chips and the packages of Colab's TPU runtime; `tensorflow`: tensorflow-tpu, too."""
     packages = {"torch_xla": "2.9.0", "libtpu": "0.0.21.1", "jax": "0.7.2", "keras": "3.13.2"}
     torch = replace(TORCH, version="2.9.0", packages=packages)
     keras = Facts("tensorflow", keras="3.13.2", packages=packages)
     if tensorflow:
         keras = replace(TF, distribution="tensorflow-tpu", version="2.20.0", tpu_build=True, packages=packages)
-    machine = Machine(cpu=HOST, tpu=TPU("v5e", chips), colab=True)
+    machine = Machine(cpu=HOST, tpu=TPU(generation, chips), colab=True)
     return diagnose(machine, {"pytorch": torch, "tensorflow": keras})
+
+
+def torch_tpu(chips: int) -> Diagnosis:
+    """A machine with TPU chips and PyTorch's newer add-on for them."""
+    packages = {"torch_tpu": "0.2.0", "libtpu": "0.0.50"}
+    machine = Machine(cpu=HOST, tpu=TPU("v6e", chips))
+    return diagnose(machine, {"pytorch": replace(TORCH, packages=packages), "tensorflow": Facts("tensorflow")})
 
 
 def mac() -> Diagnosis:
@@ -60,5 +67,7 @@ MACHINES = {
     "Apple": mac(),
     "1 TPU chip": tpus(1),
     "4 TPU chips": tpus(4),
+    "TPU v3": tpus(4, "v3"),
+    "torch_tpu": torch_tpu(4),
     "Colab's TPU": tpus(1, tensorflow=False),
 }

@@ -38,7 +38,10 @@ class Diagnosed:
 
     def verdict(self, framework, kind):
         usable = kind in self.usable
-        details = {"devices": self.devices, "failed": self.failed} if kind == "gpu" and usable else {}
+        nothing = {"engine": "", "usable": False, "text": "No stand-in.", "fix": "Leave it."}
+        details = {"route": "", "stand_in": nothing} if kind == "tpu" else {}
+        if kind == "gpu" and usable:
+            details = {"devices": self.devices, "failed": self.failed}
         return Verdict(framework, kind, usable, "ok" if usable else "no", f"{kind} told.", f"Fix {kind}.", details)
 
 

@@ -63,7 +63,9 @@ MADE = [
     ("1 TPU chip", {}, ("tpu", "tpu", 1, 1)),
     ("4 TPU chips", {}, ("tpu", "tpu", 4, 4)),
     ("4 TPU chips", {**KERAS, "strategy": "tpu"}, ("tpu", "tpu", 4, 4)),
-    ("4 TPU chips", {"accelerator": "tpu", "devices": 2}, ("tpu", "tpu", 2, 2)),
+    ("4 TPU chips", {"accelerator": "tpu", "devices": 4}, ("tpu", "tpu", 4, 4)),
+    ("TPU v3", {}, ("tpu", "tpu", 8, 8)),
+    ("torch_tpu", {}, ("tpu", "tpu", 1, 1)),
     ("1 TPU chip", {"strategy": "ddp"}, ("cpu", "ddp", 2, 2)),
     ("1 TPU chip", {"strategy": "single"}, ("cpu", "single", 1, 1)),
     ("Colab's TPU", KERAS, ("tpu", "tpu", 1, 1)),
@@ -110,6 +112,8 @@ REFUSED = [
     ("Apple", {"accelerator": "mps", "nodes": 2}, "nodes", "one device", "accelerator='cpu'"),
     ("Apple", {"accelerator": "mps", "strategy": "ddp"}, "strategy", "one device", "accelerator='cpu'"),
     ("1 TPU chip", {"devices": 2}, "devices", "not here", "Pass fewer"),
+    ("4 TPU chips", {"devices": 2}, "devices", "takes all", "Pass 4, or leave it out"),
+    ("torch_tpu", {"devices": 2}, "devices", "not here", "Pass fewer"),
     ("4 TPU chips", {"accelerator": "tpu", "strategy": "ddp"}, "strategy", "of its own", "'auto'"),
     ("4 TPU chips", {"nodes": 2}, "nodes", "on one machine", "nodes=1"),
     ("cpu", {"accumulate": 129}, "accumulate", "128 samples", "1 to 128"),
@@ -173,6 +177,14 @@ def test_steps_of_one_shape(devices: int, train: int, batch: int, model: str) ->
     else:
         assert not made.drop_last
         assert left <= 0
+
+
+def test_a_tpu_on_which_nothing_is_compiled_for_one_shape() -> None:
+    made = resolved("torch_tpu", model="cnn", train=1437)
+    assert (made.engine, made.static_shapes, made.drop_last) == ("torch_tpu", False, False)
+    assert made.plan.devices == 1
+    assert "4 TPU chips" in made.reasons["devices"]
+    assert resolved("torch_tpu", activation_checkpointing=True).plan.activation_checkpointing
 
 
 @pytest.mark.parametrize(
