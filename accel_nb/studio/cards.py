@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,15 +123,14 @@ class Cards:
         self._picked, self._refused = picked, refused
         self._cards: list[Card] = []
         self._boxes: list[Any] = []
-        self._on = ""
 
     @property
     def attached(self) -> bool:
         """Whether there is more here than a CPU."""
         return any(card.there and card.value != "cpu" for card in self._cards)
 
-    def show(self, diagnosis: Diagnosis, on: str) -> None:
-        """Draw the cards of this diagnosis with `on` as the chosen one; what did not change is left alone."""
+    def show(self, diagnosis: Diagnosis, on: Collection[str]) -> None:
+        """Draw the cards of this diagnosis, with those in `on` as chosen; what did not change is left alone."""
         cards = cards_of(diagnosis)
         if [card.value for card in cards] != [card.value for card in self._cards]:
             self._make(cards)
@@ -140,14 +139,14 @@ class Cards:
             drawn = card_html(card)
             if face.value != drawn:
                 face.value = drawn
-            chosen = card.value == on
+            chosen = card.value in on
             (box.add_class if chosen else box.remove_class)("anb-on")
             (box.remove_class if card.usable else box.add_class)("anb-off")
             state = "chosen" if chosen else "choose it" if card.usable else "not usable"
             told = f"{card.title} {card.more}, {state}".replace(" ,", ",")
             press.description = told
             press.tooltip = told if card.usable else f"{told}: {card.fix or next(iter(card.why.values()))}"
-        self._cards, self._on = cards, on
+        self._cards = cards
 
     def _make(self, cards: list[Card]) -> None:
         self._boxes, self.buttons = [], {}

@@ -11,6 +11,7 @@ from accel_nb.errors import shown
 from accel_nb.plan import FRAMEWORKS, OPTIMIZER_ARGS, PRECISIONS, SCHEDULES
 from accel_nb.resolve import NAMES
 from accel_nb.studio.fields import Choice, Field, Segments, Tick, number, row, text_html
+from accel_nb.studio.spreading import strategies
 from accel_nb.studio.style import esc
 
 Changed = Callable[..., None]
@@ -29,9 +30,9 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSpro
 
 
 class RunWith:
-    """Framework, strategy, precision, compile."""
+    """Framework, strategy, precision, compile; behind them `more`. `tpu`: this machine has one."""
 
-    def __init__(self, changed: Changed, refused: Refused) -> None:
+    def __init__(self, changed: Changed, refused: Refused, more: Any, *, tpu: bool) -> None:
         self.framework = Segments(
             "Framework",
             [(NAMES[name], name) for name in FRAMEWORKS],
@@ -40,10 +41,10 @@ class RunWith:
         )
         self.strategy = Choice(
             "Strategy",
-            [("Single device", "auto"), ("Several devices", "mirrored")],
+            strategies(FRAMEWORKS[0], tpu=tpu),
             lambda value: changed(strategy=value),
             refused,
-            bare=True,
+            brief=True,
         )
         self.precision = Choice(
             "Precision", [(name, name) for name in PRECISIONS], lambda value: changed(precision=value), refused
@@ -55,19 +56,24 @@ class RunWith:
             refused,
         )
         self.choices = {"strategy": self.strategy, "precision": self.precision, "compile": self.compile}
-        self.ui = row("Run with", self.framework.ui, self.strategy.ui, self.precision.ui, self.compile.ui)
+        self._tpu = tpu
+        self._fields: dict[str, Any] = {}
+        self.ui = row("Run with", self.framework.ui, *(one.ui for one in self.choices.values()), more)
 
     def fill(self, fields: Mapping[str, Any]) -> None:
+        self._fields = dict(fields)
         self.framework.fill(fields["framework"])
-        strategy = "auto" if fields["strategy"] == "single" else fields["strategy"]
-        self.strategy.fill(strategy)
+        if fields["framework"] in FRAMEWORKS:
+            self.strategy.offer(strategies(fields["framework"], tpu=self._tpu), fields["strategy"])
         self.precision.fill(fields["precision"])
         self.compile.fill(fields["compile"])
 
     def show(self, resolved: Any) -> None:
         """What "auto" comes to stands in its entry."""
-        self.precision.rename(0, f"auto ({resolved.plan.precision})")
-        self.compile.rename(0, f"auto ({'on' if resolved.plan.compile else 'off'})")
+        plan = resolved.plan
+        told = {"strategy": plan.strategy, "precision": plan.precision, "compile": "on" if plan.compile else "off"}
+        for name, one in self.choices.items():
+            one.rename(0, f"auto ({told[name]})" if self._fields.get(name) == "auto" else "auto")
 
 
 class Data:

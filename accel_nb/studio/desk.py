@@ -18,6 +18,7 @@ from accel_nb.studio.cards import Cards
 from accel_nb.studio.controls import Data, RunWith, Training
 from accel_nb.studio.fields import row, text_html
 from accel_nb.studio.model_editor import ModelEditor
+from accel_nb.studio.spreading import Spreading, brings, lit
 from accel_nb.studio.style import esc
 from accel_nb.studio.tabs import MachineTab
 from accel_nb.studio.words import Words
@@ -53,7 +54,8 @@ class Desk:
         self._facts: tuple[Any, Any, list[str]] | None = None  # key, facts and notes of the data looked at last
         change, refuse = words.guard(self.change), self._bounce
         self.cards = Cards(words.guard(self._pick_card), refuse)
-        self.run_with = RunWith(change, refuse)
+        self.spreading = Spreading(change)
+        self.run_with = RunWith(change, refuse, self.spreading.more, tpu=self.diagnosis.machine.tpu is not None)
         self.data = Data(plan.data, plan.data_args, change, refuse)
         self.model = ModelEditor(plan.model, change, refuse)
         self.training = Training(change, refuse)
@@ -63,6 +65,7 @@ class Desk:
         self.rows = [
             row("Accelerator", self.cards.ui),
             self.run_with.ui,
+            self.spreading.ui,
             self.data.ui,
             self.model.ui,
             self.training.ui,
@@ -70,7 +73,7 @@ class Desk:
         ]
         self.after: Callable[[], None] = lambda: None  # called when plan, refusal or resolution changed
         self._fill()
-        self.cards.show(self.diagnosis, plan.accelerator)
+        self._light(None)
 
     @property
     def plan(self) -> Plan:
@@ -80,8 +83,10 @@ class Desk:
     # ---- from the person
 
     def change(self, **fields: Any) -> None:
-        """Other values for some fields, as a person sets them."""
+        """Other values for some fields, as a person sets them; what they leave no place for follows."""
         with self._lock:
+            for name in tuple(fields):
+                fields = {**self._brings(self.fields, name, fields[name]), **fields}
             self.fields = {**self.fields, **fields}
         self._words.clear_error()
         if not self._words.refusing:  # a refusal stays until the answer is there, so that the panel does not jump
@@ -89,6 +94,16 @@ class Desk:
         self._fill()
         if self.look():
             self._told(fields)
+
+    def _brings(self, before: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+        """A choice with what follows from it; for another framework a strategy that this one has here."""
+        machine = self.diagnosis.machine
+        changes = brings(before, name, value, tpu=machine.tpu is not None, gpus=len(machine.visible_gpus))
+        if name == "framework" and before["strategy"] not in ("auto", "single"):
+            problem = self._problem({**before, **changes})
+            if problem is not None and problem.field in ("strategy", "nodes", "devices"):
+                changes["strategy"] = "auto"
+        return changes
 
     def _pick_card(self, value: str) -> None:
         self.change(accelerator=value)
@@ -107,6 +122,7 @@ class Desk:
     def _fill(self) -> None:
         fields = self.fields
         self.run_with.fill(fields)
+        self.spreading.fill(fields)
         self.data.fill(fields)
         self.model.fill(fields["model"], fields["model_args"])
         self.training.fill(fields)
@@ -164,9 +180,9 @@ class Desk:
         self.refusal = problem
         field = problem.field if isinstance(problem, Refusal) else ""
         self._mark(field)
-        asked = self.fields["accelerator"]
-        known = self.resolved is not None and asked == "auto"
-        self.cards.show(self.diagnosis, self.resolved.plan.accelerator if known and self.resolved else asked)
+        known = self.resolved is not None and self.fields["accelerator"] == "auto"
+        self._light(self.resolved.plan if known and self.resolved else None)
+        self.spreading.clear()
         if field == "data":
             self.data.clear()
         if self.diagnosis.checking and field == "accelerator":
@@ -182,11 +198,12 @@ class Desk:
         if self._words.refusing:
             self._words.clear()
         chosen, reason = resolved.plan.accelerator, resolved.reasons.get("accelerator")
-        self.cards.show(self.diagnosis, chosen)
+        self._light(resolved.plan)
         moved = before is None or before.plan.accelerator != chosen
         if reason and chosen == "cpu" and moved and self.cards.attached and not self.diagnosis.checking:
             self._words.say(f"This will run on the CPU; {reason}")  # never a silent fall
         self.run_with.show(resolved)
+        self.spreading.show(resolved)
         self.data.show(resolved)
         self.model.show(resolved)
         self.training.show(resolved)
@@ -198,6 +215,14 @@ class Desk:
     def _mark(self, field: str) -> None:
         self.training.mark(field)
         self.model.mark(field)
+        self.spreading.mark(field)
+
+    def _light(self, plan: Plan | None) -> None:
+        """Mark the cards that a resolved plan uses; without one those that are asked for."""
+        accelerator, devices = self.fields["accelerator"], self.fields["devices"]
+        if plan is not None:
+            accelerator, devices = plan.accelerator, plan.devices
+        self.cards.show(self.diagnosis, lit(accelerator, devices))
 
     def _cross_out(self, plan: Plan, diagnosis: Diagnosis, number: int) -> None:
         """Try each other choice, and grey out those that would be refused, with the reason."""
@@ -217,17 +242,38 @@ class Desk:
             self.run_with.framework.reasons(dict(zip(FRAMEWORKS, why["framework"], strict=True)))
 
     def _why_not(self, plan: Plan, diagnosis: Diagnosis, name: str, value: Any) -> str:
-        # an own model belongs to its framework: another framework is refused because of the model
+        # an own model belongs to its framework: another framework is refused because of the model; and a strategy
+        # may be no match for what is set beside it, unless that is refused as it is
         about = {name, "model"} if name == "framework" else {name}
+        if name == "strategy" and self.refusal is None:
+            about |= {"devices", "nodes", "activation_checkpointing"}
+        fields = plan._fields()
+        fields = {**fields, **self._brings(fields, name, value)}
+        if name == "model" and value is not plan.model:
+            fields["model_args"] = {}
+        problem = self._problem(fields, diagnosis)
+        return f"{problem.why} {problem.do}" if problem is not None and problem.field in about else ""
+
+    def _problem(self, fields: dict[str, Any], diagnosis: Diagnosis | None = None) -> Refusal | None:
+        """Why these fields would be refused, as far as the data are known; None if they would not."""
+        diagnosis = self.diagnosis if diagnosis is None else diagnosis
         try:
-            facts = self._facts[1] if self._facts is not None else None
-            if facts is None:
-                plan.replace(**{name: value})
-            else:
-                resolve(plan.replace(**{name: value}), machine=diagnosis.machine, diagnosis=diagnosis, facts=facts)
+            plan = make_plan(**fields)
+            if self._facts is not None:
+                resolve(plan, machine=diagnosis.machine, diagnosis=diagnosis, facts=self._facts[1])
         except Refusal as problem:
-            return f"{problem.why} {problem.do}" if problem.field in about else ""
-        return ""
+            return problem
+        return None
+
+    @property
+    def worker_kind(self) -> str:
+        """Which spare worker suits the plan; "" for none."""
+        framework, resolved = self.fields["framework"], self.resolved
+        if self.refusal is not None or resolved is None or resolved.plan.framework != framework:
+            return framework if self.diagnosis.usable(framework, "cpu") else ""
+        if resolved.plan.nodes > 1 or resolved.environment:
+            return ""  # they start on other machines; a worker with variables of its own is a new one
+        return "ranks" if resolved.plan.strategy == "multi_worker" else resolved.engine
 
     @property
     def own_data(self) -> bool:

@@ -84,6 +84,7 @@ class Choice:
 
     What cannot be chosen is shown grey with the reason, and bounces back. `entries` are (text, value) pairs; a
     value may be anything. `picked(value)` for a choice that holds; `refused(reason)` for one that does not.
+    `brief`: of the chosen entry only what stands before " · ", so that a description takes room in the list alone.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class Choice:
         refused: Callable[[str], None],
         *,
         bare: bool = False,
+        brief: bool = False,
     ) -> None:
-        self.entries = list(entries)
+        self.entries, self._brief = list(entries), brief
         self._picked, self._refused = picked, refused
         self._why: dict[int, str] = {}
         self._now: int | None = 0
@@ -109,14 +111,17 @@ class Choice:
         self.ui.observe(self._changed, "value")
 
     def _label(self) -> None:
-        options = [
-            (f"{text} {CROSS} {short(self._why[i])}" if i in self._why else text, i)
-            for i, (text, _) in enumerate(self.entries)
-        ]
+        options = [(self._text(i), i) for i in range(len(self.entries))]
         with self._quiet.filling(), self.ui.hold_sync():
             if list(self.ui.options) != options:
                 self.ui.options = options
             self.ui.value = self._now
+
+    def _text(self, i: int) -> str:
+        text = self.entries[i][0]
+        if i in self._why:
+            return f"{text} {CROSS} {short(self._why[i])}"
+        return text.partition(" · ")[0] if self._brief and i == self._now else text
 
     def _changed(self, change: Any) -> None:
         chosen = change["new"]
@@ -128,6 +133,8 @@ class Choice:
             self._refused(f"{self.ui.description} {text}: {self._why[chosen]}".strip())
             return
         self._now = chosen
+        if self._brief:
+            self._label()
         self._picked(self.entries[chosen][1])
 
     def fill(self, value: Any) -> None:
@@ -139,6 +146,12 @@ class Choice:
         else:
             self._now = None
         self._label()
+
+    def offer(self, entries: Sequence[tuple[str, Any]], value: Any) -> None:
+        """Other entries, with `value` as chosen."""
+        if [known for _, known in entries] != [known for _, known in self.entries]:
+            self.entries, self._why = list(entries), {}
+        self.fill(value)
 
     def reasons(self, why: Sequence[str]) -> None:
         """For each entry "" or why it cannot be chosen. The entry that is chosen now is never greyed."""

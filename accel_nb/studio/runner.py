@@ -11,10 +11,11 @@ import ipywidgets as widgets
 
 from accel_nb import api
 from accel_nb.errors import AccelNbError
-from accel_nb.live import progress, status_line
+from accel_nb.live import progress
 from accel_nb.plan import Plan
 from accel_nb.run import Run
 from accel_nb.studio.fields import button, row, text_html
+from accel_nb.studio.machines import MachineLines, line_of
 from accel_nb.studio.style import bar
 from accel_nb.studio.words import Words
 
@@ -49,6 +50,7 @@ class Runner:
         self.pause = button("❚❚ Pause", "Hold the run with everything in memory")
         self.stop = button("■ Stop", "Stop after the present steps; model and curve are kept", "anb-stop")
         self.line = text_html(bar(0, READY), "anb-wide")
+        self.machines = MachineLines(words.guard)
         self.ui = row("", self.train, self.pause, self.stop, self.line)
         self.buttons()
 
@@ -103,6 +105,7 @@ class Runner:
             self.finished.clear()
         if before is not None:
             before.unlisten(self._changed)
+        self.machines.follow(run)
         self._began(run)
         run.listen(self._changed)
         self.buttons()
@@ -156,8 +159,9 @@ class Runner:
             status = run.status
             if (self._asked, status) in (("pause", "paused"), ("resume", "running")):
                 self._asked = ""
+            self.machines.update(run)
             self.buttons()
-            self._show_line(progress(run), status_line(run))
+            self._show_line(progress(run), line_of(run))
             self._draw()
             self._warn(run)
             if run.ended and not self._seen_end:
@@ -195,7 +199,8 @@ class Runner:
             status = "" if self.run is None else self.run.status
             live = status not in ("", "done", "stopped", "failed")
             busy = starting or live
-            label = "Starting…" if starting else "Training…" if live else "▶\ufe0e Train"
+            waits = live and self.machines.shown
+            label = "Starting…" if starting else "Waiting…" if waits else "Training…" if live else "▶\ufe0e Train"
             told = self._refused or "Train the model as set above"
             if busy:
                 told = "A run is on its way; stop it to start another"

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 from accel_nb.live import clock
 from accel_nb.resolve import NAMES
 from accel_nb.studio.fields import button, text_html
+from accel_nb.studio.machines import who
 from accel_nb.studio.style import details, esc
 
 ROWS = 12  # runs in the table
@@ -151,7 +152,7 @@ class MachineTab:
 
     def show_choices(self, resolved: Any) -> None:
         """The reasons and notes of a resolved plan."""
-        fields = resolved.plan.to_dict()
+        fields = {"engine": resolved.engine, **resolved.plan.to_dict()}
         rows = "".join(
             f"<tr><td>{esc(field)}</td><td>{esc(fields.get(field, ''))}</td><td>{esc(reason)}</td></tr>"
             for field, reason in resolved.reasons.items()
@@ -168,7 +169,9 @@ class MachineTab:
             told = " · ".join(f"{name} {version}" for name, version in versions.items() if version)
             device = run.started.get("device_name") or run.started.get("device", "")
             asked = run.started.get("asked", "")
-            where = f"{NAMES[run.settled['framework']]} on {device} (asked for {asked}) · {told}"
+            team, share = who(run), run.started.get("per_replica")
+            on = f"{team}, {share} samples of a batch on each at most, on {device}" if team and share else device
+            where = f"{NAMES[run.settled['framework']]} on {on} (asked for {asked}) · {told}"
             parts.append(f"<p>{esc(where)}</p>")
         parts += [f"<p>Warning: {esc(text)}</p>" for text in run.warnings[-20:]]
         log = run.log.strip()

@@ -81,7 +81,7 @@ class Studio:
         self._tabs.observe(words.guard(lambda _: self._refresh_tab()), "selected_index")
         style = widgets.HTML(f"<style>{style_sheet()}\n.{self._kept.css_class}{{display:none}}</style>")
         style.layout.height = "0px"
-        self.ui = widgets.VBox([style, *self._desk.rows, runner.ui, words.ui, self._tabs])
+        self.ui = widgets.VBox([style, *self._desk.rows, runner.ui, runner.machines.ui, words.ui, self._tabs])
         self.ui.add_class("anb")
 
         self._desk.after = self._after_look
@@ -193,15 +193,18 @@ class Studio:
             self._words.failed(problem)
 
     def _spare(self) -> None:
-        """Have a worker of the chosen framework ready, so that Train starts at once."""
-        framework = self._desk.fields["framework"]
-        usable = self._desk.diagnosis.usable(framework, "cpu")
-        if self._awake and usable and not self._runner.live:
-            self._background.submit("spare", lambda: launch.spares.prepare(framework))
+        """Have a worker of the kind that the plan needs ready, so that Train starts at once."""
+        if self._awake and not self._runner.live:
+            self._background.submit("spare", self._prepare)
+
+    def _prepare(self) -> None:
+        kind = self._desk.worker_kind
+        if kind and not self._runner.live:
+            launch.spares.prepare(kind)
 
     def _changed(self, fields: dict[str, Any]) -> None:
         """A person changed some fields."""
-        if "framework" in fields:
+        if not fields.keys().isdisjoint(("framework", "strategy", "accelerator", "devices", "nodes")):
             self._spare()
         run = self.run
         if "learning_rate" in fields and run is not None and not run.ended:
