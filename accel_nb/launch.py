@@ -79,11 +79,11 @@ class Worker:
         """Its exit code (negative: the signal that killed it), or None while it lives."""
         return self.process.poll()
 
-    def give(self, directory: Path) -> None:
-        """Hand over a run. BrokenPipeError or OSError if the worker is dead."""
+    def give(self, directory: Path, *, resume: bool = False) -> None:
+        """Hand over a run, to begin or to resume. BrokenPipeError or OSError if the worker is dead."""
         # the kernel's own folder stands in its path as ""
         path = [str(Path(part).absolute()) for part in sys.path if not part.endswith(".zip")]
-        job = {"directory": str(directory), "sys_path": path, "early_log": str(self.early_log)}
+        job = {"directory": str(directory), "sys_path": path, "early_log": str(self.early_log), "resume": resume}
         pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
         pipe.write(json.dumps(job).encode() + b"\n")
         pipe.flush()
@@ -175,13 +175,15 @@ spares = Spares()
 atexit.register(spares.close)
 
 
-def hand_over(engine: str, directory: Path, more: Mapping[str, str] | None = None) -> Worker:
+def hand_over(
+    engine: str, directory: Path, more: Mapping[str, str] | None = None, *, resume: bool = False
+) -> Worker:
     """Give a run's directory to a worker; a spare that died meanwhile is replaced by a new one, once."""
     worker = spares.take(engine, more)
     try:
-        worker.give(directory)
+        worker.give(directory, resume=resume)
     except OSError:
         worker.kill()
         worker = start(engine, more)
-        worker.give(directory)
+        worker.give(directory, resume=resume)
     return worker

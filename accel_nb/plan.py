@@ -72,6 +72,8 @@ class Plan:
     schedule, warmup_steps : "constant" or "cosine" (to 0 at the last step), after so many steps of linear warm-up.
     batch_size : samples in one optimizer step, over all devices.
     epochs : passes over the training data, at least 1.
+    checkpoint_seconds, checkpoint_epochs : how often all that is needed to go on is stored; 0 for never. It is
+        also stored at the end, at a stop and when the notebook's kernel dies.
     validation : fraction of the samples held out, 0 to below 1; 0 for none. Data that bring their own ignore it.
     seed : 0 to 2**32 - 1; sets the split, the weights, the order and the dropout.
     deterministic : only algorithms that give the same bits each time; slower on a GPU.
@@ -99,6 +101,8 @@ class Plan:
     warmup_steps: int = 0
     batch_size: int = 128
     epochs: int = 5
+    checkpoint_seconds: float = 60.0
+    checkpoint_epochs: int = 0
     validation: float = 0.2
     seed: int = 0
     deterministic: bool = False
@@ -199,6 +203,11 @@ def normalise(plan: Plan) -> None:
         put("devices", _whole("devices", plan.devices, 1, 1024))
     put("batch_size", _whole("batch_size", plan.batch_size, 1))
     put("epochs", _whole("epochs", plan.epochs, 1))
+    put("checkpoint_epochs", _whole("checkpoint_epochs", plan.checkpoint_epochs, 0))
+    put("checkpoint_seconds", _number("checkpoint_seconds", plan.checkpoint_seconds))
+    if plan.checkpoint_seconds < 0:
+        why = "It is a time in seconds."
+        raise PlanError("checkpoint_seconds", plan.checkpoint_seconds, why, "Pass 0 (never) or more.")
     put("warmup_steps", _whole("warmup_steps", plan.warmup_steps, 0))
     put("seed", _whole("seed", plan.seed, 0, 2**32 - 1))
     put("validation", 0.0 if plan.validation is None else _number("validation", plan.validation))

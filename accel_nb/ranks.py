@@ -3,7 +3,7 @@
 The supervisor is the run's worker: the process that the kernel knows. It starts the ranks (torchrun's agent does
 so for PyTorch, TF_CONFIG for TensorFlow), ends them all when one fails, and tells which failed first and why. A
 rank runs `program.py`; rank 0 writes the events and obeys the control file, the program passes its word on.
-`python -m accel_nb.ranks DIRECTORY PARENT PID BIRTH` is one rank; the last two name the kernel.
+`python -m accel_nb.ranks DIRECTORY PARENT PID BIRTH begin|resume` is one rank; PID and BIRTH name the kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -47,15 +48,16 @@ def needed(plan: dict[str, Any]) -> bool:
     return plan["plan"].get("strategy") in OWN_PROCESSES
 
 
-def supervise(directory: Path, owner: worker.Owner, plan: dict[str, Any]) -> int:
+def supervise(directory: Path, owner: worker.Owner, plan: dict[str, Any], *, resume: bool = False) -> int:
     """Start the ranks, wait for their end, tell a failure; the supervisor's exit code."""
     began = time.monotonic()
     devices = int(plan["plan"]["devices"])
     marks = directory / "ranks"
-    marks.mkdir(exist_ok=True)
+    shutil.rmtree(marks, ignore_errors=True)  # of an earlier start of this run
+    marks.mkdir()
     parent = os.getpid()
     command = [sys.executable, "-m", "accel_nb.ranks", str(directory), str(parent)]
-    command += [str(owner.pid), repr(owner.birth)]
+    command += [str(owner.pid), repr(owner.birth), "resume" if resume else "begin"]
     threading.Thread(target=_watch_owner, args=(owner,), daemon=True).start()
     threading.Thread(target=_watch_joining, args=(directory, devices, began), daemon=True).start()
     try:
@@ -67,7 +69,7 @@ def supervise(directory: Path, owner: worker.Owner, plan: dict[str, Any]) -> int
     except BaseException as error:
         traceback.print_exc()
         return _tell(directory, worker.describe_error(error, directory), began)
-    if _ended(directory):
+    if not failures and _ended(directory):
         return 0  # rank 0 has said its last word; what failed after that was a clean-up
     return _tell(directory, first_failure(failures, read_marks(directory), directory), began)
 
@@ -242,7 +244,7 @@ def main() -> None:
     rank = rank_of_environment()
     marks = Events(directory / "ranks" / f"{rank}.jsonl")
     marks.write("started", pid=os.getpid())
-    code = worker.run(directory, owner, rank, marks)
+    code = worker.run(directory, owner, rank, marks, resume=sys.argv[5] == "resume")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no framework's own clean-up can hang or crash a run that has ended

@@ -73,7 +73,7 @@ class Reporter:
 
     def __init__(self, events: Events, plan: dict[str, Any]) -> None:
         self.events, self.plan = events, plan
-        self.step = self.planned = 0
+        self.step = self.planned = self.epoch = 0
         self.began = time.monotonic()
         self.meter: Meter | None = None
         self.ranks = False
@@ -96,6 +96,8 @@ class Reporter:
         self.events.write(event, **values)
         if event == "model" and self.plan.get("parameters") is None:
             self._weigh(values)
+        if event == "epoch":
+            self.epoch = values["epoch"]
         if event == "batch":
             self.step = values["first"] + len(values["loss"]) - 1
             if self.meter is not None:

@@ -8,19 +8,17 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accel_nb import launch
 from accel_nb.errors import AccelNbError, RunFailed
-from accel_nb.files import write_atomic
+from accel_nb.files import TAKEN, write_atomic
 from accel_nb.history import History
-from accel_nb.loglines import split_log
 from accel_nb.lost import why_lost
-from accel_nb.machines import commands
 from accel_nb.plan import checked_learning_rate
 from accel_nb.processes import alive
+from accel_nb.saved import SavedRun, read_plan
 from accel_nb.trained import load
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ SILENCE = 15.0  # seconds without a step after which the panel says so
 Listener = Callable[["Run"], None]
 
 
-class Run:
+class Run(SavedRun):
     """A training run: started by `accel_nb.train` or the panel, or found again by `accel_nb.runs()`.
 
     Attributes
@@ -47,7 +45,7 @@ class Run:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory).absolute()
+        super().__init__(directory)
         self.history = History()
         self.error: dict[str, Any] | None = None
         self.warnings: list[str] = []
@@ -67,45 +65,10 @@ class Run:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._offset, self._partial = 0, b""
-        self._log = (0, "")  # size of the file when it was read, and what of it is worth showing
         self._last_step = time.monotonic()
         self._control = {"seq": 0}
-        self._saved = json.loads((self.directory / "plan.json").read_text(encoding="utf-8"))
 
     # ---- what it is
-
-    @property
-    def name(self) -> str:
-        return self.directory.name
-
-    @property
-    def plan(self) -> Any:
-        from accel_nb.plan import plan_from_dict
-
-        return plan_from_dict(self._saved["plan"])
-
-    @property
-    def settled(self) -> dict[str, Any]:
-        """The resolved plan as stored: field -> value."""
-        return dict(self._saved["plan"])
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        return dict(self._saved["reasons"])
-
-    @property
-    def notes(self) -> list[str]:
-        return list(self._saved["notes"])
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What the run trains on: label, samples, shape, outputs."""
-        return dict(self._saved["data"])
-
-    @property
-    def program(self) -> str:
-        """The text of the program that ran."""
-        return (self.directory / "program.py").read_text(encoding="utf-8")
 
     @property
     def status(self) -> str:
@@ -118,21 +81,6 @@ class Run:
             if self._paused:
                 return "paused"
             return "running" if self.started else "starting"
-
-    @property
-    def machines(self) -> int:
-        """On how many machines it trains."""
-        return int(self.settled.get("nodes") or 1)
-
-    @property
-    def worker_kind(self) -> str:
-        """Which spare worker suits it: the engine's, or one without a framework that only starts others."""
-        engine = str(self._saved.get("engine") or self.settled["framework"])
-        return "ranks" if self.settled.get("strategy") == "multi_worker" else engine
-
-    def commands(self, addresses: Sequence[str] = (), port: int = 29500) -> list[str]:
-        """The line to start on each machine: see `machines.commands`."""
-        return commands(self.directory, self.settled, addresses, port)
 
     @property
     def ours(self) -> bool:
@@ -148,16 +96,6 @@ class Run:
         """How long the program ran, in seconds; None while it runs."""
         return None if self._finished is None else self._finished.get("seconds")
 
-    @property
-    def log(self) -> str:
-        """What the worker printed (the last 64 KiB), without lines that are known to be harmless."""
-        with contextlib.suppress(OSError), (self.directory / "log.txt").open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != self._log[0]:  # asked for with each redraw, and it hardly ever changes
-                file.seek(max(0, size - 64 * 1024))
-                self._log = size, "\n".join(split_log(file.read().decode(errors="replace"))[0])
-        return self._log[1]
-
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.status}, {self.history.summary()}>"
 
@@ -169,30 +107,39 @@ class Run:
             self.activity = f"waiting for {self.machines} machines"
             self.follow()
             return
-        worker = launch.hand_over(self.worker_kind, self.directory, self._saved.get("environment"))
-        self._worker = worker
-        self._identity = (worker.pid, worker.birth)
+        worker = self._hand_over()
         record = {"pid": worker.pid, "birth": worker.birth}
         write_atomic(self.directory / "worker.json", json.dumps(record))
         self.follow()
 
+    def _hand_over(self, *, resume: bool = False) -> launch.Worker:
+        environment = self._saved.get("environment")
+        worker = launch.hand_over(self.worker_kind, self.directory, environment, resume=resume)
+        self._worker, self._identity = worker, (worker.pid, worker.birth)
+        return worker
+
     def follow(self) -> None:
         """Tail the events in a thread until the run has ended."""
         with self._lock:
-            if self._thread is not None or self._finished is not None:
+            following = self._thread is not None and self._thread.is_alive()
+            if following or self._finished is not None:
                 return
+            self._ended.clear()
             self._thread = threading.Thread(target=self._tail, name=f"accel_nb {self.name}", daemon=True)
             self._thread.start()
 
     def attach(self) -> Run:
         """For a run found in its directory: read what there is, follow it if its worker still lives."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            record = json.loads((self.directory / "worker.json").read_text(encoding="utf-8"))
-            self._identity = (int(record["pid"]), float(record["birth"]))
+        self._find_worker()
         self.refresh()
         if self._finished is None:
             self.follow()
         return self
+
+    def _find_worker(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            record = json.loads((self.directory / "worker.json").read_text(encoding="utf-8"))
+            self._identity = (int(record["pid"]), float(record["birth"]))
 
     def listen(self, listener: Listener) -> None:
         """Call `listener(run)` after each change (about 8 times a second at most) and at the end."""
@@ -272,7 +219,12 @@ class Run:
     def _worker_gone(self) -> int | str | None:
         """None while the worker lives; else its exit code, or "unknown" when another kernel started it."""
         if self._worker is not None:
-            return self._worker.ended()
+            code = self._worker.ended()
+            if code != TAKEN:
+                return code
+            self._worker = None  # another kernel was quicker: it is followed
+            self.warnings.append("Another kernel has taken the run up: it is followed here.")
+            self._find_worker()
         if self.machines > 1:
             return None  # its processes may be anywhere
         if self._identity is not None and alive(*self._identity):
@@ -333,6 +285,10 @@ class Run:
             self.error = self.error or event  # the first one is the cause
         elif kind == "finished":
             self._finished = event
+        elif kind == "resumed":
+            self._finished = self.error = None
+            self._paused = self._stopping = self._killed = False
+            self.activity = f"going on from step {event.get('step', 0):,}"
 
     @property
     def silence(self) -> float | None:
@@ -392,9 +348,22 @@ class Run:
         self._command(pause=True)
         return self
 
-    def resume(self) -> Run:
-        """Let a paused run go on."""
-        self._command(pause=False)
+    def resume(self, epochs: int | None = None) -> Run:
+        """Let a paused run go on; take up a stopped, failed or lost one, in place, from its checkpoint.
+
+        `epochs`: passes over the data in all, to train longer than planned. Without a checkpoint the run begins
+        anew, in its directory. AccelNbError if it trains already (here or in another kernel), is complete, or the
+        checkpoint is damaged; PlanError for fewer epochs than planned.
+        """
+        if self.status == "paused":
+            self._command(pause=False)
+            return self
+        from accel_nb.resuming import ready
+
+        with ready(self, epochs):  # while the lock is held nobody else begins it
+            self._reset()
+        self._hand_over(resume=True)
+        self.follow()
         return self
 
     def set_learning_rate(self, rate: float) -> Run:
@@ -430,6 +399,19 @@ class Run:
             where = f"\nat {error['where']}" if error.get("where") else ""
             tail = str(error.get("traceback", "")).strip()
             raise RunFailed(f"{self.name}: {error['text']}{where}" + (f"\n\n{tail}" if tail else ""))
+
+    def _reset(self) -> None:
+        """Forget the end, before a new worker takes the run up."""
+        with self._lock:
+            self._finished = self.error = None
+            self._paused = self._stopping = self._killed = self._full = False
+            self.warnings.clear()
+            self._worker = self._identity = None
+            self._saved = read_plan(self.directory)
+            self.waiting, self.activity = "", "starting the worker"
+            self._last_step = time.monotonic()
+            self._control = {"seq": self._control["seq"] + 1}
+            write_atomic(self.directory / "control.json", json.dumps(self._control))
 
     # ---- what is left of it
 

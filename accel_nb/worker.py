@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import json
 import linecache
+import math
 import os
 import sys
 import threading
@@ -24,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.events import DIRECTORY_FAILED, Events
-from accel_nb.processes import alive
+from accel_nb.files import TAKEN, claim, write_atomic
+from accel_nb.processes import alive, born
 from accel_nb.reporter import Reporter, Told
+from accel_nb.resuming import checkpoint_in, step_of
 from accel_nb.waiting import Watch
 
 OWNER_GONE = 75  # exit code: the kernel is gone and the program did not end in time
@@ -60,6 +63,9 @@ class Control:
 
     def __init__(self, path: Path, events: Events) -> None:
         self.path, self.events = path, events
+        self.every, self.every_epochs = math.inf, 0  # when a checkpoint is due: seconds, and epochs (0: never)
+        self.epoch = lambda: 0  # epochs done
+        self._kept = (time.monotonic(), 0)  # when the last checkpoint was asked for, and after which epoch
         self.stop = threading.Event()
         self.alive: Callable[[], None] = lambda: None  # told while the run is paused: that is no silence
         self._seen: tuple[int, int] | None = None
@@ -77,8 +83,15 @@ class Control:
                 self.events.write("status", text="training")
         if self._stopping(said):
             return {"stop": True}
-        rate = said.get("learning_rate")
-        return {} if rate is None else {"learning_rate": rate}
+        asked = {} if said.get("learning_rate") is None else {"learning_rate": said["learning_rate"]}
+        return {**asked, "checkpoint": True} if self._due() else asked
+
+    def _due(self) -> bool:
+        now, epoch = time.monotonic(), self.epoch()
+        due = now - self._kept[0] >= self.every or 0 < self.every_epochs <= epoch - self._kept[1]
+        if due:
+            self._kept = (now, epoch)
+        return due
 
     def _stopping(self, said: dict[str, Any]) -> bool:
         if said.get("stop"):
@@ -126,7 +139,7 @@ def describe_error(error: BaseException, directory: Path) -> dict[str, Any]:
     return event
 
 
-def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = None) -> int:
+def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = None, *, resume: bool = False) -> int:
     """Run the program in `directory` to its end; the process's exit code.
 
     Rank 0 writes the run's events. Where there are several ranks, `marks` is this one's own file: a rank that
@@ -146,6 +159,9 @@ def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = Non
         plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
         reporter = Reporter(events, plan)
         reporter.ranks = marks is not None
+        control.every = plan["plan"].get("checkpoint_seconds") or math.inf
+        control.every_epochs = plan["plan"].get("checkpoint_epochs") or 0
+        control.epoch = lambda: reporter.epoch
         program_file = directory / "program.py"
         watch = Watch(
             program_file, lambda text: events.write("waiting", text=f"rank {rank}: {text}" if marks else text)
@@ -156,7 +172,13 @@ def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = Non
             report("status", text="loading the data and the model")
             watch.start()
         program = load_program(program_file)
-        program.train(report=report, control=control, save_to=directory)
+        found = checkpoint_in(directory) if resume else None
+        if resume and rank == 0:
+            step = 0 if found is None else step_of(found)
+            reporter.step = step
+            events.write("resumed", step=step)
+        more = {} if found is None else {"resume_from": found}
+        program.train(report=report, control=control, save_to=directory, **more)
         status = "stopped" if control.stop.is_set() and reporter.step < reporter.planned else "done"
     except BaseException as error:  # SystemExit from the user's model included: each end must be told
         _quiet(reporter, watch)
@@ -246,23 +268,30 @@ def main() -> None:
             events.write("finished", status="failed", step=0, seconds=0.0)
         code = 1
     else:
-        code = _work(directory, owner, job.get("sys_path", []))
+        code = _work(directory, owner, job)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no framework's own clean-up can hang or crash a run that has ended
 
 
-def _work(directory: Path, owner: Owner, path: list[str]) -> int:
+def _work(directory: Path, owner: Owner, job: dict[str, Any]) -> int:
     """The run, in this process or, with a process per device, in several."""
     from accel_nb import ranks
 
+    resume = bool(job.get("resume"))
+    taken = claim(directory)
+    if taken is None:
+        return TAKEN
+    if resume:
+        pid = os.getpid()
+        write_atomic(directory / "worker.json", json.dumps({"pid": pid, "birth": born(pid)}))
     with contextlib.suppress(OSError, ValueError, KeyError):
         plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
         if ranks.needed(plan):
-            inherited = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *path]
+            inherited = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *job.get("sys_path", [])]
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in inherited if part))
-            return ranks.supervise(directory, owner, plan)
-    return run(directory, owner)
+            return ranks.supervise(directory, owner, plan, resume=resume)
+    return run(directory, owner, resume=resume)
 
 
 if __name__ == "__main__":

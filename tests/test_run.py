@@ -18,8 +18,9 @@ import pytest
 
 import accel_nb as anb
 from accel_nb import launch
+from accel_nb.files import write_atomic
 from accel_nb.folder import directories, known
-from accel_nb.run import Run, write_atomic
+from accel_nb.run import Run
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
 PATIENCE = 90  # seconds until something that must happen counts as not happening, on a slow and busy machine
@@ -74,7 +75,7 @@ def test_a_run_trains_and_leaves_all_of_itself_in_its_directory(framework, runs_
     assert run.program == (run.directory / "program.py").read_text()
     names = {path.name for path in run.directory.iterdir()}
     weights = "model.pt" if framework == "pytorch" else "model.keras"
-    assert names == {"data", "events.jsonl", "log.txt", "plan.json", "program.py", "worker.json", weights}
+    assert names == {"data", "events.jsonl", "log.txt", "lock", "plan.json", "program.py", "worker.json", weights}
     assert len(run.plot().axes) == 2
     assert run.log == ""
     assert run.error is None

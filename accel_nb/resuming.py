@@ -1,0 +1,73 @@
+"""Taking a run up again: in its own directory, from its checkpoint, with the same curve."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from accel_nb.errors import AccelNbError, PlanError
+from accel_nb.export import set_values
+from accel_nb.files import claim, write_atomic
+
+if TYPE_CHECKING:
+    from accel_nb.run import Run
+
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.npz")
+
+
+def checkpoint_in(directory: Path) -> Path | None:
+    """The checkpoint of a run's directory; None where none was written yet."""
+    return next((directory / name for name in CHECKPOINTS if (directory / name).is_file()), None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written, from the small file beside it."""
+    return int(json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))["step"])
+
+
+def whole(checkpoint: Path) -> bool:
+    """Whether every byte of it is as it was written: both forms are zip files, with a checksum of each part."""
+    try:
+        with zipfile.ZipFile(checkpoint) as file:
+            return file.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def ready(run: Run, epochs: int | None) -> IO[str]:
+    """Refuse what cannot be taken up; else set the plan's epochs and give the lock, to be let go when all is set.
+
+    AccelNbError if the run trains already (here or in another kernel), is complete, or its checkpoint is damaged;
+    PlanError for `epochs` that are fewer than planned.
+    """
+    if not run.ended:
+        raise AccelNbError(f"The run {run.name} is {run.status}: there is nothing to take up.")
+    if run.machines > 1:
+        raise AccelNbError(f"The run {run.name} is on several machines: start the lines of run.commands() again.")
+    planned = int(run.settled["epochs"])
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < planned):
+        raise PlanError("epochs", epochs, f"The run was planned with {planned}.", "Pass as many or more.")
+    if run.status == "done" and epochs in (None, planned):
+        raise AccelNbError(
+            f"The run {run.name} has trained its {planned} epochs: pass epochs={planned + 1} or more."
+        )
+    found = checkpoint_in(run.directory)
+    if found is not None and not whole(found):
+        raise AccelNbError(f"The checkpoint of {run.name} is damaged: {found.name}. Train anew.")
+    lock = claim(run.directory)
+    if lock is None:
+        run.attach()
+        raise AccelNbError(f"Another kernel trains the run {run.name} now: it is followed here.")
+    if epochs is not None and epochs != planned:
+        _raise_epochs(run.directory, epochs)
+    return lock
+
+
+def _raise_epochs(directory: Path, epochs: int) -> None:
+    path = directory / "program.py"
+    write_atomic(path, set_values(path.read_text(encoding="utf-8"), {"EPOCHS": epochs}))
+    saved: dict[str, Any] = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    saved["plan"]["epochs"] = epochs
+    write_atomic(directory / "plan.json", json.dumps(saved, indent=1) + "\n")

@@ -1,0 +1,86 @@
+"""What a run's directory tells of the run, whether it trains or not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_nb.loglines import split_log
+from accel_nb.machines import commands
+
+
+def read_plan(directory: Path) -> dict[str, Any]:
+    """The content of plan.json; OSError or ValueError where there is none that can be read."""
+    saved: dict[str, Any] = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    return saved
+
+
+class SavedRun:
+    """The plan, program and log of a run."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory).absolute()
+        self._log = (0, "")  # size of the file when it was read, and what of it is worth showing
+        self._saved = read_plan(self.directory)
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def plan(self) -> Any:
+        from accel_nb.plan import plan_from_dict
+
+        return plan_from_dict(self._saved["plan"])
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """The resolved plan as stored: field -> value."""
+        return dict(self._saved["plan"])
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self._saved["reasons"])
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._saved["notes"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the run trains on: label, samples, shape, outputs."""
+        return dict(self._saved["data"])
+
+    @property
+    def program(self) -> str:
+        """The text of the program that ran."""
+        return (self.directory / "program.py").read_text(encoding="utf-8")
+
+    @property
+    def machines(self) -> int:
+        """On how many machines it trains."""
+        return int(self.settled.get("nodes") or 1)
+
+    @property
+    def worker_kind(self) -> str:
+        """Which spare worker suits it: the engine's, or one without a framework that only starts others."""
+        engine = str(self._saved.get("engine") or self.settled["framework"])
+        return "ranks" if self.settled.get("strategy") == "multi_worker" else engine
+
+    def commands(self, addresses: Sequence[str] = (), port: int = 29500) -> list[str]:
+        """The line to start on each machine: see `machines.commands`."""
+        return commands(self.directory, self.settled, addresses, port)
+
+    @property
+    def log(self) -> str:
+        """What the worker printed (the last 64 KiB), without lines that are known to be harmless."""
+        with contextlib.suppress(OSError), (self.directory / "log.txt").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != self._log[0]:  # asked for with each redraw, and it hardly ever changes
+                file.seek(max(0, size - 64 * 1024))
+                self._log = size, "\n".join(split_log(file.read().decode(errors="replace"))[0])
+        return self._log[1]
