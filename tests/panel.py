@@ -29,8 +29,9 @@ def settle(studio: anb.Studio) -> anb.Studio:
 
 
 def write(studio: anb.Studio, name: str, text: str) -> None:
-    """Write into one of the fields of the row "Training"."""
-    studio._desk.training.numbers[name].ui.value = text
+    """Write into one of the fields of the rows "Training" and "Devices"."""
+    fields = {**studio._desk.training.numbers, **studio._desk.spreading.counts}
+    fields[name].ui.value = text
     settle(studio)
 
 
@@ -45,6 +46,16 @@ def label(choice: Any) -> str:
     return next((text for text, value in choice.ui.options if value == choice.ui.value), "")
 
 
+def entries(choice: Any) -> dict[str, str]:
+    """The entries of a dropdown: the first word of each -> all of it."""
+    return {re.split(r"\s", text)[0]: text for text, _ in choice.ui.options}
+
+
+def there(widget: Any) -> bool:
+    """Whether a widget is shown."""
+    return widget.layout.display != "none"
+
+
 def message(studio: anb.Studio) -> str:
     return text_of(studio._words.message.value)
 
@@ -57,6 +68,3 @@ def every_widget(root: Any) -> Iterator[Any]:
     yield root
     for child in getattr(root, "children", ()):
         yield from every_widget(child)
-
-
-# ---- what it shows before anything is pressed

@@ -124,15 +124,12 @@ def test_a_bad_number_is_refused_at_once(studio: anb.Studio, name: str, text: st
 
 
 def test_what_cannot_be_chosen_says_why_and_bounces(studio: anb.Studio) -> None:
-    precision, strategy = studio._desk.run_with.precision, studio._desk.run_with.strategy
+    precision = studio._desk.run_with.precision
     assert next(text for text, _ in precision.ui.options if text.startswith("fp16")).startswith("fp16 ✕ float16 ")
     choose(studio, precision, "fp16")
     assert label(precision) == "auto (fp32)"
     assert studio.plan.precision == "auto"
     assert "float16 training needs a GPU" in message(studio)
-    choose(studio, strategy, "Several")
-    assert label(strategy) == "Single device"
-    assert "This version trains on one device." in message(studio)
     choose(studio, precision, "bf16")
     assert studio.plan.precision == "bf16"
     assert message(studio) == ""

@@ -79,10 +79,7 @@ def line_of(run: Any) -> str:
     parts = line.split(" · ")
     team, waiting = who(run), getattr(run, "waiting", "")
     if team and team not in line:
-        at = next((i for i, part in enumerate(parts) if part.startswith("epoch ")), -1)
-        parts.insert(at + 1, team)
+        parts.insert(1 + next((i for i, part in enumerate(parts) if part.startswith("epoch ")), -1), team)
     if waiting and waiting not in line:
-        at = next((i for i, part in enumerate(parts) if part.startswith("no step for ")), None)
-        if at is not None:
-            parts.insert(at + 1, waiting)
+        parts = [f"{part} · {waiting}" if part.startswith("no step for ") else part for part in parts]
     return " · ".join(parts)
