@@ -197,6 +197,20 @@ def test_the_smallest_part_of_a_batch(rows: int, count: int, parts: int) -> None
     assert least_part(rows, count, parts) == min(size for size in sizes if size)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_last_batch_with_too_small_a_part_for_normalisation_is_left_out(devices: int, accumulate: int) -> None:
+    """Three devices in two parts: of a last batch of 4, part 1 would be one row of the first device."""
+    for rest in range(1, 32):
+        made = resolved("cpu", train=32 + rest, model="cnn", batch_size=32, devices=devices, accumulate=accumulate)
+        assert made.drop_last or least_part(rest, devices, accumulate) >= 2
+        assert made.drop_last == ("drop_last" in made.reasons)
+        assert sum("leaves out" in note for note in made.notes) == made.drop_last
+        assert made.steps_per_epoch == 2 - made.drop_last
+        if rest >= 2 * devices * accumulate:
+            assert not made.drop_last
+
+
 def test_normalisation_in_parts_is_told() -> None:
     made = resolved("cpu", model="cnn", accumulate=4, devices=2)
     assert "sees 32 of 128 samples at a time" in " ".join(made.notes)

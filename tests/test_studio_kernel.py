@@ -93,6 +93,54 @@ def test_two_clicks_start_one_run_and_stop_ends_it(kernel: Kernel, runs_folder: 
     assert kernel.noise == []
 
 
+def test_two_processes_train_and_stop_together(kernel: Kernel) -> None:
+    """A strategy chosen in the panel: two ranks start, are named, stop at the same step and leave nothing."""
+    kernel.run("import accel_nb as anb\nstudio = anb.Studio(epochs=100_000)\nstudio")
+    choose(kernel, "Strategy", "ddp")
+    kernel.until(lambda: kernel.shows("batch 128 = 2 × 64 · 12 steps per epoch"), "how the batch is shared")
+    kernel.click(kernel.button("Train"))
+    kernel.until(lambda: kernel.shows("2 replicas (ddp, gloo)"), "who works on it")
+    kernel.until(lambda: kernel.shows("<circle"), "points")
+    (pids,) = kernel.run(
+        "import psutil\nprint([child.pid for child in psutil.Process().children(recursive=True)])"
+    ).splitlines()
+    assert len(pids.split(",")) >= 3  # the one that started the ranks, and they
+    kernel.click(kernel.button("Stop"))
+    kernel.until(lambda: kernel.shows("stopped in"), "the end")
+    kernel.run("studio.wait()")
+    assert kernel.run("print(studio.run.directory.joinpath('model.pt').is_file())") == "True\n"
+    left = kernel.run(
+        f"import time\nend = time.monotonic() + 5\n"
+        f"while (left := [pid for pid in {pids} if psutil.pid_exists(pid)]) and time.monotonic() < end:\n"
+        "    time.sleep(0.1)\n"
+        "print(left)"
+    )
+    assert left == "[]\n"
+    loaded = kernel.run(f"import sys\nprint([name for name in {FRAMEWORKS} if name in sys.modules])")
+    assert loaded == "[]\n"
+    assert kernel.noise == []
+
+
+def test_the_replicas_of_one_process_train(kernel: Kernel) -> None:
+    kernel.run("import accel_nb as anb\nstudio = anb.Studio(framework='tensorflow', epochs=1)\nstudio")
+    choose(kernel, "Strategy", "mirrored")
+    kernel.write("parts per batch", "2")
+    kernel.until(lambda: kernel.shows("batch 128 = 2 × 64 in 2 parts of 32"), "how the batch is shared")
+    kernel.click(kernel.button("Train"))
+    kernel.until(lambda: kernel.shows("2 replicas (mirrored"), "who works on it")
+    kernel.run("studio.wait()")
+    assert kernel.run("print(studio.run.status, studio.run.started['replicas'])") == "done 2\n"
+    assert kernel.noise == []
+
+
+def choose(kernel: Kernel, description: str, start: str) -> None:
+    """Choose the entry of a dropdown that begins with `start`."""
+    (dropdown,) = kernel.found("DropdownModel", description=description)
+    labels = kernel.models[dropdown]["_options_labels"]
+    index = next(i for i, text in enumerate(labels) if text.startswith(start))
+    kernel._send(dropdown, {"method": "update", "state": {"index": index}, "buffer_paths": []})
+
+
 def test_a_model_from_a_cell_trains(kernel: Kernel) -> None:
     kernel.run(
         "import accel_nb as anb, numpy as np\n"
