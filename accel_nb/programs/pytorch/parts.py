@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from settings import ACCELERATOR, DATA_ON_DEVICE, HERE, INPUT_SHAPE, MODEL, OUTPUTS
+import torch.distributed as dist
+from settings import ACCELERATOR, ACCUMULATE, DATA_ON_DEVICE, HERE, INPUT_SHAPE, MODEL, OUTPUTS, STRATEGY
 from torch import nn
 
 
@@ -28,7 +30,7 @@ def layer_table(model: nn.Module, device: torch.device) -> list[list[Any]]:
     if MODEL in ("cnn", "resnet50"):
         x = x.movedim(-1, 1)
     elif MODEL == "own":
-        x = x.movedim(-1, 1).contiguous()
+        x = x.movedim(-1, 1).clone(memory_format=torch.contiguous_format)
     model.eval()
     with torch.no_grad():
         if MODEL == "own":
@@ -55,11 +57,50 @@ def stored(name: str, device: torch.device) -> Any:
     return array
 
 
+def parts_of(size: int, ranks: int) -> int:
+    """In how many parts each rank computes its rows of a batch; each part has a row of some rank."""
+    return min(ACCUMULATE, math.ceil(size / ranks))
+
+
+def shares(order: Any, size: int) -> Iterator[Any]:
+    """The rows that are computed at a time: of each `size` samples in this order."""
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if STRATEGY in ("ddp", "fsdp"):
+            # Each rank takes its own rows, and all compute equally often, for they wait for each other each time.
+            # One that has no row left takes another's; as only the rows of y count, it adds nothing.
+            rank, count = dist.get_rank(), dist.get_world_size()
+            if ACCUMULATE == 1:
+                rows = batch[rank::count]
+                yield (rows, rows) if len(rows) > 0 else (batch[:1], rows)
+            else:
+                for part in range(parts_of(len(batch), count)):
+                    rows = batch[rank::count][part::ACCUMULATE]
+                    yield (rows, rows) if len(rows) > 0 else (batch[:1], rows)
+        elif ACCUMULATE > 1:
+            for part in range(parts_of(len(batch), 1)):
+                yield batch[part::ACCUMULATE]
+        else:
+            yield batch
+
+
+def batches_on_device(x: torch.Tensor, y: torch.Tensor, order: torch.Tensor, size: int) -> Iterator[Any]:
+    """Batches of the samples in this order."""
+    for rows in shares(order, size):
+        if STRATEGY in ("ddp", "fsdp"):
+            yield x.index_select(0, rows[0]), y.index_select(0, rows[1])
+        else:
+            yield x.index_select(0, rows), y.index_select(0, rows)
+
+
 def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: torch.device) -> Iterator[Any]:
     """Batches of the samples in this order, read by two threads while the batches before them compute."""
 
-    def read(rows: np.ndarray) -> list[torch.Tensor]:
-        batch = [torch.from_numpy(x[rows]), torch.from_numpy(y[rows])]
+    def read(rows: Any) -> list[torch.Tensor]:
+        if STRATEGY in ("ddp", "fsdp"):
+            batch = [torch.from_numpy(x[rows[0]]), torch.from_numpy(y[rows[1]])]
+        else:
+            batch = [torch.from_numpy(x[rows]), torch.from_numpy(y[rows])]
         if ACCELERATOR == "gpu":
             batch = [part.pin_memory() for part in batch]  # copied to the GPU while it computes
         return batch
@@ -67,8 +108,8 @@ def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: tor
     readers = ThreadPoolExecutor(max_workers=2)
     try:
         waiting = deque()  # four batches at most
-        for start in range(0, len(order), size):
-            waiting.append(readers.submit(read, order[start : start + size]))
+        for rows in shares(order, size):
+            waiting.append(readers.submit(read, rows))
             if len(waiting) == 4:
                 yield [part.to(device, non_blocking=True) for part in waiting.popleft().result()]
         while waiting:
@@ -79,6 +120,10 @@ def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: tor
 
 def save(content: Any, path: Path) -> None:
     """Writes beside and renames, so that nobody ever meets half a file."""
+    if STRATEGY in ("ddp", "fsdp"):
+        saves = dist.get_rank() == 0  # for all
+        if not saves:
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     torch.save(content, beside)

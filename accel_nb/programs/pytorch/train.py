@@ -7,8 +7,6 @@ It trains on the arrays in `data/` and prints one line per epoch. With a file na
 from __future__ import annotations
 
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -17,17 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from blocks import recompute_activations, shard, whole
+from devices import find_device
 from models import cnn, mlp, resnet50
-from parts import batches_from_files, layer_table, save, stored
+from parts import batches_from_files, batches_on_device, layer_table, parts_of, save, stored
 from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
+    ACCUMULATE,
+    ACTIVATION_CHECKPOINTING,
     BATCH_SIZE,
     COMPILE,
-    CUDNN_BENCHMARK,
     DATA_ON_DEVICE,
-    DETERMINISTIC,
-    DEVICE_INDEX,
     DROP_LAST,
     EPOCHS,
     HERE,
@@ -41,11 +40,13 @@ from settings import (
     PRECISION,
     SCHEDULE,
     SEED,
+    STRATEGY,
     TASK,
     VALIDATION,
     WARMUP_STEPS,
     X_SCALE,
 )
+from spread import ask, join, leave, replicate, silent, summed, whole_batch_norm
 from torch import nn
 
 BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
@@ -85,7 +86,7 @@ def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if MODEL in ("cnn", "resnet50"):
         x = x.movedim(-1, 1)  # channels first by name, last in memory: the layout fastest for convolutions
     elif MODEL == "own":
-        x = x.movedim(-1, 1).contiguous()
+        x = x.movedim(-1, 1).clone(memory_format=torch.contiguous_format)
     if PRECISION in ("fp32", "tf32"):
         outputs = model(x)
     elif PRECISION == "bf16":
@@ -106,12 +107,17 @@ def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
         hits = []
     size = max(BATCH_SIZE, 256)
     if DATA_ON_DEVICE:
-        batches = zip(x_val.split(size), y_val.split(size), strict=True)
+        if STRATEGY in ("ddp", "fsdp"):
+            batches = batches_on_device(x_val, y_val, torch.arange(len(y_val), device=y_val.device), size)
+        else:
+            batches = zip(x_val.split(size), y_val.split(size), strict=True)
     else:
         device = next(model.parameters()).device
         batches = batches_from_files(x_val, y_val, np.arange(len(y_val)), size, device)
     for x, y in batches:
         outputs = forward(model, x)
+        if STRATEGY in ("ddp", "fsdp"):
+            outputs = outputs[: len(y)]
         if TASK == "classification":
             losses.append(nn.functional.cross_entropy(outputs, y, reduction="sum"))
             hits.append((outputs.argmax(1) == y).sum())
@@ -123,6 +129,17 @@ def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
     return measured
 
 
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights on the CPU, under the names that they have in a fresh model."""
+    if STRATEGY == "ddp":
+        found = model.module.cpu().state_dict()
+    elif STRATEGY == "fsdp":
+        found = whole(model.state_dict())
+    else:
+        found = model.cpu().state_dict()
+    return found
+
+
 def train(
     report: Callable[..., None] = print_report,
     control: Callable[[], dict[str, Any]] = no_control,
@@ -130,56 +147,46 @@ def train(
 ) -> None:
     """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`."""
     save_to = Path(save_to)
-    if DETERMINISTIC:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-        torch.use_deterministic_algorithms(True)
-    if ACCELERATOR == "cpu":
-        device = torch.device("cpu")
-        device_name = platform.processor() or platform.machine()
-        versions = {"torch": torch.__version__}
-    elif ACCELERATOR == "gpu":
-        if torch.cuda.device_count() <= DEVICE_INDEX:
-            raise RuntimeError(
-                f"This run wants GPU {DEVICE_INDEX}, "
-                f"but PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs here."
-            )
-        device = torch.device("cuda", DEVICE_INDEX)
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = CUDNN_BENCHMARK
-        if PRECISION == "fp32":
-            torch.set_float32_matmul_precision("highest")
-            torch.backends.cudnn.allow_tf32 = False
-        elif PRECISION == "tf32":
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.allow_tf32 = True
-        device_name = torch.cuda.get_device_name(device)
-        versions = {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    elif ACCELERATOR == "mps":
-        if not torch.backends.mps.is_available():
-            raise RuntimeError(f"This run wants an Apple GPU, but PyTorch {torch.__version__} sees none here.")
-        device = torch.device("mps")
-        device_name = "Apple GPU"
-        versions = {"torch": torch.__version__}
-
+    if STRATEGY in ("ddp", "fsdp"):
+        report("joining")
+        ranks = join()
+        report("joined")
+        if ranks.rank > 0:
+            report = silent
+    device, device_name, versions = find_device()
     torch.manual_seed(SEED)
     model = build_model().to(device)
-    if ACCELERATOR == "gpu" and MODEL in ("cnn", "resnet50"):
+    if ACCELERATOR == "gpu" and MODEL in ("cnn", "resnet50") and STRATEGY != "fsdp":
         model.to(memory_format=torch.channels_last)
     layers = layer_table(model, device)
     report("model", parameters=sum(p.numel() for p in model.parameters()), layers=layers)
+    if ACTIVATION_CHECKPOINTING:
+        recompute_activations(model)
+    if STRATEGY in ("ddp", "fsdp"):
+        if MODEL in ("cnn", "resnet50", "own"):
+            model = whole_batch_norm(model, ranks)
+        if STRATEGY == "ddp":
+            model = replicate(model, ranks)
+        else:
+            shard(model, device, ranks)
+        # the weights are the same everywhere, dropout is not
+        torch.manual_seed(int(np.random.SeedSequence([SEED, ranks.rank]).generate_state(1, np.uint64)[0]))
 
-    if OPTIMIZER == "adam":
+    if OPTIMIZER == "rmsprop":
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
+    elif ACCELERATOR == "tpu" or (STRATEGY == "fsdp" and OPTIMIZER == "sgd"):  # nothing fused is made for these
+        if OPTIMIZER == "adam":
+            optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
+        elif OPTIMIZER == "adamw":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
+        elif OPTIMIZER == "sgd":
+            optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
+    elif OPTIMIZER == "adam":
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
     elif OPTIMIZER == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
     elif OPTIMIZER == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
-    elif OPTIMIZER == "rmsprop":
-        optimizer = torch.optim.RMSprop(model.parameters(), lr=LEARNING_RATE, **OPTIMIZER_ARGS)
     group = optimizer.param_groups[0]
     if PRECISION == "fp16":
         scaler = torch.amp.GradScaler(device.type)
@@ -198,19 +205,54 @@ def train(
     steps_per_epoch = len(batch_sizes)
     if SCHEDULE != "constant" or WARMUP_STEPS > 0:
         group["lr"] = LEARNING_RATE * rate_factor(0, EPOCHS * steps_per_epoch)
-    report(
-        "started",
-        device=str(device),
-        device_name=device_name,
-        versions=versions,
-        steps_per_epoch=steps_per_epoch,
-        train_samples=len(y_train),
-        val_samples=val_samples,
-        learning_rate=group["lr"],
-    )
+    about = {
+        "device": str(device),
+        "device_name": device_name,
+        "versions": versions,
+        "steps_per_epoch": steps_per_epoch,
+        "train_samples": len(y_train),
+        "val_samples": val_samples,
+        "learning_rate": group["lr"],
+    }
+    if STRATEGY in ("ddp", "fsdp"):
+        about.update(strategy=STRATEGY, replicas=ranks.count, per_replica=math.ceil(BATCH_SIZE / ranks.count))
+        if ACCELERATOR == "gpu":
+            about["backend"] = "nccl"
+        else:
+            about["backend"] = "gloo"
+    elif ACCUMULATE > 1:
+        about.update(strategy=STRATEGY, replicas=1, per_replica=BATCH_SIZE)
+    report("started", **about)
     if COMPILE:
-        model.compile(dynamic=False)  # in place: the names of the weights stay as they are
+        # in place: the names of the weights stay as they are
+        if STRATEGY == "ddp":
+            model.module.compile(dynamic=False)
+        else:
+            model.compile(dynamic=False)
         report("status", text="compiling")
+
+    if STRATEGY in ("ddp", "fsdp") or ACCUMULATE > 1:
+
+        def compute(x: torch.Tensor, y: torch.Tensor, size: int) -> torch.Tensor:
+            """Adds the gradients of some of the `size` samples of a batch; their part of its loss and accuracy."""
+            if STRATEGY in ("ddp", "fsdp"):
+                if MODEL in ("cnn", "resnet50", "own"):
+                    ranks.idle = len(y) == 0
+                outputs = forward(model, x)[: len(y)]
+            else:
+                outputs = forward(model, x)
+            if TASK == "classification":
+                loss = nn.functional.cross_entropy(outputs, y, reduction="sum") / size
+                parts = torch.stack([loss.detach(), (outputs.argmax(1) == y).sum() / size])
+            else:
+                loss = nn.functional.mse_loss(outputs, y, reduction="sum") / (size * OUTPUTS)
+                parts = loss.detach()[None]
+            if STRATEGY in ("ddp", "fsdp"):
+                loss = loss * ranks.count  # of the gradients of all ranks the mean is taken, and the sum is meant
+            if PRECISION == "fp16":
+                loss = scaler.scale(loss)
+            loss.backward()
+            return parts
 
     base_rate = LEARNING_RATE
     step = 0  # steps done
@@ -218,8 +260,7 @@ def train(
     for epoch in range(1, EPOCHS + 1):
         order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
         if DATA_ON_DEVICE:
-            order = torch.from_numpy(order).to(device)
-            batches = ((x_train.index_select(0, i), y_train.index_select(0, i)) for i in order.split(BATCH_SIZE))
+            batches = batches_on_device(x_train, y_train, torch.from_numpy(order).to(device), BATCH_SIZE)
         else:
             batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
         losses, epoch_losses = [], []  # since the last fetch, still on the device; of the whole epoch
@@ -227,14 +268,23 @@ def train(
             accuracies, epoch_accuracies = [], []
         seconds = 0.0
         model.train()
-        for position, (x, y) in enumerate(batches):
+        for position, size in enumerate(batch_sizes):
             if not losses:  # a block of steps begins
-                asked = control()  # may wait here: that is the pause
-                base_rate = asked.get("learning_rate", base_rate)
-                if asked.get("stop"):
+                # may wait here: that is the pause
+                if STRATEGY in ("ddp", "fsdp"):
+                    stop, base_rate, block = ask(control, base_rate, block, ranks)
+                else:
+                    asked = control()
+                    stop, base_rate = asked.get("stop"), asked.get("learning_rate", base_rate)
+                if stop:
                     # `position` counts the batches done in this epoch
                     state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
-                    state.update(model=model.state_dict(), optimizer=optimizer.state_dict())
+                    if STRATEGY == "fsdp":
+                        state.update(model=whole(model.state_dict()), optimizer=whole(optimizer.state_dict()))
+                    elif STRATEGY == "ddp":
+                        state.update(model=model.module.state_dict(), optimizer=optimizer.state_dict())
+                    else:
+                        state.update(model=model.state_dict(), optimizer=optimizer.state_dict())
                     state["random_cpu"] = torch.get_rng_state()
                     if ACCELERATOR == "gpu":
                         state["random_gpu"] = torch.cuda.get_rng_state(device)
@@ -242,27 +292,54 @@ def train(
                         state["scaler"] = scaler.state_dict()
                     save(state, save_to / "checkpoint.pt")
                     report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
-                    save(model.cpu().state_dict(), save_to / "model.pt")
+                    save(weights(model), save_to / "model.pt")
+                    if STRATEGY in ("ddp", "fsdp"):
+                        leave(ranks)
                     return
                 block_began = time.perf_counter()
             if SCHEDULE == "constant" and WARMUP_STEPS == 0:
                 group["lr"] = base_rate
             else:
                 group["lr"] = base_rate * rate_factor(step, EPOCHS * steps_per_epoch)
-            outputs = forward(model, x)
-            if TASK == "classification":
-                loss = nn.functional.cross_entropy(outputs, y)
-                accuracies.append((outputs.argmax(1) == y).float().mean())
-            else:
-                loss = nn.functional.mse_loss(outputs, y)
-            losses.append(loss.detach())
             optimizer.zero_grad()
+            if ACCUMULATE > 1:
+                parts = 0
+                if STRATEGY in ("ddp", "fsdp"):
+                    count = parts_of(size, ranks.count)
+                if STRATEGY not in ("ddp", "fsdp"):
+                    count = parts_of(size, 1)
+                for part in range(count):
+                    # the ranks exchange gradients once, in the last part
+                    if STRATEGY == "ddp":
+                        model.require_backward_grad_sync = part + 1 == count
+                    elif STRATEGY == "fsdp":
+                        model.set_requires_gradient_sync(part + 1 == count)
+                    parts = parts + compute(*next(batches), size)
+                losses.append(parts[0])
+                if TASK == "classification":
+                    accuracies.append(parts[1])
+            elif STRATEGY in ("ddp", "fsdp"):
+                parts = compute(*next(batches), size)
+                losses.append(parts[0])
+                if TASK == "classification":
+                    accuracies.append(parts[1])
+            else:
+                x, y = next(batches)
+                outputs = forward(model, x)
+                if TASK == "classification":
+                    loss = nn.functional.cross_entropy(outputs, y)
+                    accuracies.append((outputs.argmax(1) == y).float().mean())
+                else:
+                    loss = nn.functional.mse_loss(outputs, y)
+                losses.append(loss.detach())
+                if PRECISION == "fp16":
+                    scaler.scale(loss).backward()
+                else:
+                    loss.backward()
             if PRECISION == "fp16":
-                scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
             else:
-                loss.backward()
                 optimizer.step()
             step += 1
             if len(losses) < block and position + 1 < steps_per_epoch:
@@ -271,11 +348,14 @@ def train(
             # A block is done: fetch what was measured, all at once.
             first = step - len(losses) + 1
             measured = {"loss": torch.stack(losses).tolist()}
-            epoch_losses += measured["loss"]
             if TASK == "classification":
                 measured["accuracy"] = torch.stack(accuracies).tolist()
-                epoch_accuracies += measured["accuracy"]
                 accuracies = []
+            if STRATEGY in ("ddp", "fsdp"):
+                measured = summed(measured, ranks)
+            epoch_losses += measured["loss"]
+            if TASK == "classification":
+                epoch_accuracies += measured["accuracy"]
             took = time.perf_counter() - block_began
             seconds += took
             block = max(1, min(10 * block, round(len(losses) * BLOCK_SECONDS / took)))
@@ -297,10 +377,17 @@ def train(
             measured["accuracy"] = float(np.average(epoch_accuracies, weights=batch_sizes))
         if VALIDATION:
             began = time.perf_counter()
-            measured.update(evaluate(model, x_val, y_val))
+            if STRATEGY == "ddp":
+                measured.update(summed(evaluate(model.module, x_val, y_val), ranks))
+            elif STRATEGY == "fsdp":
+                measured.update(summed(evaluate(model, x_val, y_val), ranks))
+            else:
+                measured.update(evaluate(model, x_val, y_val))
             seconds += time.perf_counter() - began
         report("epoch", epoch=epoch, step=step, **measured, seconds=seconds)
-    save(model.cpu().state_dict(), save_to / "model.pt")
+    save(weights(model), save_to / "model.pt")
+    if STRATEGY in ("ddp", "fsdp"):
+        leave(ranks)
 
 
 if __name__ == "__main__":
