@@ -315,6 +315,7 @@ def test_the_line_for_each_machine_is_shown_until_all_have_started(runs_folder: 
     assert there(machines.ui)
     assert runner.train.description == "Waiting…"
     assert runner.train.disabled
+    assert runner.pause.disabled
     assert not runner.stop.disabled
     until(lambda: "waiting for 2 machines" in runner.line.value, "what it waits for")
     assert "as soon as all machines have started" in machines.lead.value
@@ -335,6 +336,7 @@ def test_the_line_for_each_machine_is_shown_until_all_have_started(runs_folder: 
     until(lambda: "epoch 1/5 · 4 replicas (ddp, gloo)" in runner.line.value, "who works on it")
     until(lambda: "<circle" in studio._curves.picture.value, "the curve")
     assert runner.train.description == "Training…"
+    assert not runner.pause.disabled
     studio._tabs.selected_index = 3
     until(lambda: "a processor" in studio._machine.worker.value, "the tab Machine")
     told = text_of(studio._machine.worker.value)

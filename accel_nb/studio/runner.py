@@ -215,7 +215,12 @@ class Runner:
             if paused:
                 label, told = "▶\ufe0e Resume", "Let the run go on where it was held"
             waiting = {"pause": "Pausing…", "resume": "Resuming…"}.get(self._asked, "") if live else ""
-            _set(self.pause, waiting or label, told, disabled=not live or status == "stopping" or bool(waiting))
+            _set(
+                self.pause,
+                waiting or label,
+                told,
+                disabled=not live or waits or status == "stopping" or bool(waiting),
+            )
 
     def _show_line(self, part: float, line: str) -> None:
         html = bar(part, line)
