@@ -5,6 +5,7 @@ The public names are loaded on first use, so that `import accel_nb` is quick and
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -61,3 +62,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+if "IPython" in sys.modules:  # a notebook, whose kernel may hold other versions than a cell has just installed
+    from accel_nb.colab import warn_if_changed
+
+    warn_if_changed()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
+from accel_nb.colab import runtime
 from accel_nb.errors import AcceleratorError
 from accel_nb.framework_facts import Facts
 from accel_nb.machine import Machine
@@ -188,7 +189,9 @@ class Accelerators:
         return str(self)
 
     def __str__(self) -> str:
-        lines = [f"{label:<5}{text}" for label, text in machine_lines(self.machine)]
+        told = machine_lines(self.machine)
+        width = max(5, *(len(label) + 1 for label, _ in told))
+        lines = [f"{label:<{width}}{text}" for label, text in told]
         lines.append("")
         for one in self._rows():
             head = f"{NAMES[one.framework]:<12}{one.accelerator.upper():<5}{_mark(one)} "
@@ -255,6 +258,8 @@ def machine_lines(machine: Machine) -> list[tuple[str, str]]:
         lines.append(("TPU", f"{machine.tpu.chips} x {machine.tpu.generation}"))
     if machine.mps:
         lines.append(("GPU", "Apple silicon, shares the memory of the CPU"))
+    if machine.colab:
+        lines.append(("Colab", str(runtime(machine))))
     return lines
 
 

@@ -11,12 +11,12 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import environ
 from pathlib import Path
 
+from accel_nb.colab import in_colab
 from accel_nb.nvidia import GPU, MIB, Driver, GPUUsage, gpu_usage, read_driver, visible_gpus
 
 __all__ = [
@@ -131,7 +131,7 @@ def machine(root: str | Path = "/", env: Mapping[str, str] = environ) -> Machine
         visible=visible_gpus(setting, driver.gpus),
         tpu=_tpu([device for vendor, device, _ in pci if vendor == GOOGLE], env),
         mps=system == "Darwin" and architecture == "arm64",
-        colab="google.colab" in sys.modules or "COLAB_RELEASE_TAG" in env,
+        colab=in_colab(env),
         wsl=(at / "dev/dxg").exists() or "microsoft" in _read(at / "proc/version").lower(),
         system=system,
         architecture=architecture,
