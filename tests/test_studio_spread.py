@@ -301,7 +301,7 @@ def tell(run: anb.Run, event: str, **values: Any) -> None:
 
 STARTED = {
     "device": "cpu", "device_name": "a processor", "versions": {"torch": "2.13.0"}, "steps_per_epoch": 12,
-    "train_samples": 1437, "val_samples": 360, "learning_rate": 0.001, "asked": "auto", "reasons": {},
+    "train_samples": 1437, "val_samples": 360, "learning_rate": 0.001,
     "replicas": 4, "strategy": "ddp", "per_replica": 32, "backend": "gloo",
 }  # fmt: skip
 
@@ -340,7 +340,7 @@ def test_the_line_for_each_machine_is_shown_until_all_have_started(runs_folder: 
     studio._tabs.selected_index = 3
     until(lambda: "a processor" in studio._machine.worker.value, "the tab Machine")
     told = text_of(studio._machine.worker.value)
-    assert "4 replicas (ddp, gloo), 32 samples of a batch on each at most, on a processor" in told
+    assert "4 replicas (ddp, gloo), 32 samples of a batch on each at most, on a processor · torch 2.13.0" in told
 
     # nobody has told anything for a while: the line says for how long, and in what the program waits
     tell(run, "waiting", text="all_reduce, program.py, line 210: <dist>")

@@ -168,11 +168,11 @@ class MachineTab:
         if run.started:
             told = " · ".join(f"{name} {version}" for name, version in versions.items() if version)
             device = run.started.get("device_name") or run.started.get("device", "")
-            asked = run.started.get("asked", "")
+            asked = run.started.get("asked")  # a program that was started by hand knows only what it got
             team, share = who(run), run.started.get("per_replica")
             on = f"{team}, {share} samples of a batch on each at most, on {device}" if team and share else device
-            where = f"{NAMES[run.settled['framework']]} on {on} (asked for {asked}) · {told}"
-            parts.append(f"<p>{esc(where)}</p>")
+            where = f"{NAMES[run.settled['framework']]} on {on}" + (f" (asked for {asked})" if asked else "")
+            parts.append(f"<p>{esc(' · '.join(part for part in (where, told) if part))}</p>")
         parts += [f"<p>Warning: {esc(text)}</p>" for text in run.warnings[-20:]]
         log = run.log.strip()
         nothing = '<p class="anb-dim">It printed nothing.</p>'
