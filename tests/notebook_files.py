@@ -1,6 +1,7 @@
 """The notebooks as files: their form, their stored outputs, their run through nbval.
 
     python tests/notebook_files.py lint    [PATH ...]   # is each as it should be committed?
+    python tests/notebook_files.py stamp   [PATH ...]   # write the project's address into each
     python tests/notebook_files.py refresh [PATH ...]   # run each, store the outputs that are compared
     python tests/notebook_files.py check   [PATH ...] [--PYTEST-OPTION=VALUE ...]   # run each, compare (nbval)
 
@@ -36,7 +37,7 @@ METADATA: dict[str, Any] = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-ACCELERATORS = ("GPU", "TPU")  # Colab's words; without the key it gives a CPU
+RUNTIMES = {"GPU": "T4", "TPU": "V5E1"}  # `accelerator` and `colab.gpuType`: what Colab opens; without them a CPU
 TEXT = {"text/plain", "text/html", "text/markdown"}  # what can be compared, and read in a diff
 PATH = re.compile(r"(?<![\w.~/:<])/(?:home|root|Users|work|tmp|usr|opt|mnt|srv|var|content)/|\b[A-Z]:\\")
 CHANGES = re.compile(r"0x[0-9a-f]{6,}|<[\w.]+ (?:object )?at ")
@@ -104,10 +105,10 @@ def lint(path: Path) -> list[str]:
         nbformat.validate(notebook)
     except Exception as error:
         return [f"no valid notebook: {error}"]
-    found = list(_metadata(notebook.metadata))
+    found = [*_metadata(notebook.metadata), *_runtime(path, notebook.metadata)]
     cells = code_cells(notebook)
     if not cells or cells[0].source != setup():
-        found.append(f"the first code cell is not the set-up cell (`refresh` writes it):\n{setup()}")
+        found.append(f"the first code cell is not the set-up cell (`stamp` mends it):\n{setup()}")
     if not any(compared(cell) and cell.outputs for cell in cells):
         found.append("no cell has a stored output that is compared")
     stamped = copy.deepcopy(notebook)
@@ -115,7 +116,7 @@ def lint(path: Path) -> list[str]:
     for number, (cell, right) in enumerate(zip(notebook.cells, stamped.cells, strict=True)):
         found += [f"cell {number}: {text}" for text in _cell(cell)]
         if cell.cell_type == "markdown" and cell.source != right.source:
-            found.append(f"cell {number}: its link to Colab does not lead to this notebook (`refresh` mends it)")
+            found.append(f"cell {number}: its link to Colab does not lead to this notebook (`stamp` mends it)")
     for number, cell in enumerate(cells, 1):
         count = cell.execution_count
         if count != number:
@@ -130,7 +131,7 @@ def _metadata(metadata: Any) -> Iterator[str]:
     for key, value in metadata.items():
         if key in METADATA:
             continue
-        if key == "accelerator" and value in ACCELERATORS:
+        if key == "accelerator" and value in RUNTIMES:
             continue
         if key == "colab" and set(value) <= {"gpuType", "provenance"} and not value.get("provenance"):
             continue
@@ -140,7 +141,19 @@ def _metadata(metadata: Any) -> Iterator[str]:
             yield f"metadata {key} must be {value}"
 
 
+def _runtime(path: Path, metadata: Any) -> Iterator[str]:
+    """A notebook named for an accelerator opens a runtime that has it, and each that asks for one says which."""
+    asked, exact = metadata.get("accelerator"), dict(metadata.get("colab") or {}).get("gpuType")
+    wanted = next((kind for kind in RUNTIMES if kind.lower() in path.stem.split("_")), asked)
+    if asked != wanted:
+        yield f"metadata accelerator must be {wanted}, as the name of the notebook says"
+    if exact != RUNTIMES.get(wanted):
+        yield f"metadata colab.gpuType must be {RUNTIMES.get(wanted)} where accelerator is {wanted}, not {exact}"
+
+
 def _cell(cell: Any) -> Iterator[str]:
+    if cell.get("attachments"):
+        yield "a picture is stored in it; link to one in docs/ instead"
     strange = set(cell.metadata) - {"tags"}
     if strange:
         yield f"metadata {', '.join(sorted(strange))} is not wanted"
@@ -269,6 +282,13 @@ def main(arguments: list[str]) -> int:
     options = [word for word in rest if word.startswith("-")]
     if command == "check":
         return check(paths or [NOTEBOOKS], options).returncode
+    if command == "stamp":
+        for path in paths:
+            notebook = read(path)
+            stamp(path, notebook)
+            write(path, notebook)
+        print(f"{len(paths)} notebooks lead to {repository()}")
+        return 0
     if command == "refresh":
         for path in paths:
             print(f"{path.name}: running", flush=True)

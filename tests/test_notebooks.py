@@ -73,6 +73,16 @@ def _output(**data):
         (lambda n: n.metadata.update(widgets={"state": {}}), "metadata widgets"),
         (lambda n: n.metadata.update(colab={"provenance": [{"file_id": "1"}]}), "metadata colab"),
         (lambda n: n.metadata.update(accelerator="T4"), "metadata accelerator"),
+        (lambda n: n.metadata.update(accelerator="GPU"), "colab.gpuType must be T4 where accelerator is GPU"),
+        (lambda n: n.metadata.update(colab={"gpuType": "T4"}), "must be None where accelerator is None, not T4"),
+        (
+            lambda n: n.metadata.update(accelerator="TPU", colab={"gpuType": "T4"}),
+            "must be V5E1 where accelerator is TPU",
+        ),
+        (lambda n: n.metadata.update(colab={"collapsed_sections": []}), "metadata colab"),
+        (lambda n: n.metadata.update(colab={"name": "a.ipynb"}), "metadata colab"),
+        (lambda n: n.metadata.update(machine_shape="hm"), "metadata machine_shape"),
+        (lambda n: n.cells[0].update(attachments={"a.png": {"image/png": "AA=="}}), "a picture is stored in it"),
         (lambda n: n.metadata.kernelspec.update(name="own"), "metadata kernelspec must be"),
         (lambda n: n.metadata.language_info.update(version="3.11.7"), "metadata language_info must be"),
         (lambda n: n.cells[2].metadata.update(collapsed=True), "cell 2: metadata collapsed"),
@@ -112,6 +122,52 @@ def test_lint_finds(change, told, tmp_path):
     assert told in "\n".join(nf.lint(written(notebook, tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("name", "metadata", "told"),
+    [
+        ("02_gpu", {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}, ""),
+        ("04_tpu", {"accelerator": "TPU", "colab": {"gpuType": "V5E1", "provenance": []}}, ""),
+        ("02_gpu", {}, "accelerator must be GPU"),
+        ("04_tpu", {"accelerator": "GPU", "colab": {"gpuType": "T4"}}, "accelerator must be TPU"),
+        ("02_gpu", {"accelerator": "GPU", "colab": {"gpuType": "A100"}}, "gpuType must be T4"),
+        ("05_gpus", {}, ""),
+    ],
+)
+def test_a_notebook_named_for_an_accelerator_asks_colab_for_it(name, metadata, told, tmp_path):
+    notebook = small()
+    notebook.metadata.update(metadata)
+    path = tmp_path / f"{name}.ipynb"
+    path.write_text(nbformat.writes(notebook), encoding="utf-8")
+    found = "\n".join(nf.lint(path))
+    assert (told in found) if told else (found == "")
+
+
+def test_stamp_writes_the_address_of_pyproject_and_nothing_else(tmp_path, capsys):
+    notebook = small()
+    notebook.cells[0].source = f"[one]({COLAB}me/mine/blob/main/a.ipynb) and [two](02.ipynb)"
+    notebook.cells[1].source = nf.setup().replace("git+", "git+old")
+    path = written(notebook, tmp_path)
+    assert nf.main(["stamp", str(path)]) == 0
+    assert nf.lint(path) == []
+    assert nf.repository() in capsys.readouterr().out
+    stamped = nf.read(path)
+    assert (
+        f"{nf.repository().removeprefix('https://github.com/')}/blob/main/notebooks/small"
+        in stamped.cells[0].source
+    )
+    for cell, before in zip(stamped.cells[2:], notebook.cells[2:], strict=True):
+        assert cell == before
+
+
+def test_the_set_up_cell_touches_nothing_but_the_package():
+    """One line of it installs, without what the package requires: Colab has that, and it must stay as it is."""
+    (line,) = [line.split() for line in nf.setup().splitlines() if "pip" in line and not line.startswith("#")]
+    assert line == ["%pip", "install", "--quiet", "--no-deps", f"git+{nf.repository()}"]
+    for path in ALL:
+        for cell in nf.code_cells(nf.read(path))[1:]:
+            assert not re.search(r"pip install|%pip|!pip|load_ext|= *!", cell.source), path.name
+
+
 def test_lint_accepts_a_run_that_is_waited_for_and_an_error_that_is_meant(tmp_path):
     notebook = small()
     notebook.cells[3].source = "run = anb.train(wait=False)\nrun.wait()"
@@ -129,6 +185,7 @@ def test_lint_tells_what_is_no_notebook(tmp_path):
 def test_refresh_brings_a_notebook_into_form_and_stores_the_same_bytes_twice(tmp_path):
     notebook = small()
     notebook.metadata.update(widgets={"state": {}}, colab={"provenance": [{"id": 1}], "gpuType": "T4"})
+    notebook.metadata.accelerator = "GPU"
     notebook.cells[0].source = f"[one]({COLAB}me/mine/blob/main/a.ipynb) and [two](02.ipynb)"
     notebook.cells[1].source = nf.setup().replace("git+", "git+old")
     notebook.cells[2].update(
