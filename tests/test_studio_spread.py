@@ -77,6 +77,10 @@ def test_a_strategy_brings_its_row_and_tells_how_the_batch_is_shared(panel: Make
     strategy, spreading = studio._desk.run_with.strategy, studio._desk.spreading
     assert list(entries(strategy)) == ["auto", "single", "ddp", "fsdp", "tpu"]
     assert entries(strategy)["fsdp"] == "fsdp · each device holds a part of the model"
+    choose(studio, strategy, "fsdp")
+    assert there(spreading.ui)
+    choose(studio, strategy, "auto")
+    assert not there(spreading.ui)
     choose(studio, strategy, "ddp")
     assert label(strategy) == "ddp"  # the description is in the list only
     assert (studio.plan.strategy, studio.plan.devices, studio.plan.accelerator) == ("ddp", None, "auto")
@@ -96,7 +100,7 @@ def test_a_strategy_brings_its_row_and_tells_how_the_batch_is_shared(panel: Make
         assert spreading.counts["devices"].text == "auto (2)"
     choose(studio, strategy, "auto")
     write(studio, "accumulate", "1")
-    assert not there(spreading.ui)
+    assert there(spreading.ui)  # a person has written in it
     assert share(studio) == ""
 
 
@@ -118,9 +122,9 @@ def test_devices_alone_choose_a_strategy(panel: Make) -> None:
         ("devices", "two", "devices = 'two': It counts something."),
         ("devices", "0", "devices = 0: It counts something. Pass a whole number, 1 to 1,024."),
         ("devices", "200", "batch_size = 128: 200 devices share a batch, and each needs a sample of it."),
-        ("nodes", "0.5", "nodes = 0.5: It counts something."),
-        ("accumulate", "129", "accumulate = 129: A device has 128 samples of a batch"),
-        ("accumulate", "", "accumulate = ''"),
+        ("nodes", "0.5", "nodes (machines) = 0.5: It counts something."),
+        ("accumulate", "129", "accumulate (parts per batch) = 129: A device has 128 samples of a batch"),
+        ("accumulate", "", "accumulate (parts per batch) = ''"),
     ],
 )
 def test_a_bad_number_is_refused_at_once(panel: Make, name: str, text: str, words: str) -> None:
@@ -198,7 +202,7 @@ def test_strategies_that_do_not_fit_are_greyed_with_the_reason(panel: Make) -> N
     assert "Pass nodes=1, or a strategy for several machines: 'multi_worker'." in message(studio)
     # what is refused as it stands greys no way out
     studio = panel(framework="tensorflow", strategy="mirrored", nodes=2)
-    assert "nodes = 2" in message(studio)
+    assert "nodes (machines) = 2" in message(studio)
     assert not any("✕" in text for name, text in entries(studio._desk.run_with.strategy).items() if name != "tpu")
     choose(studio, studio._desk.run_with.strategy, "multi_worker")
     assert message(studio) == ""

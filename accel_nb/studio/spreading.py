@@ -64,7 +64,8 @@ def brings(fields: Mapping[str, Any], name: str, value: Any, *, tpu: bool, gpus:
 class Spreading:
     """The row "Devices". `changed(field=value)` with the plan's fields.
 
-    A run on one device needs nothing of it: the row is there when something of it is set, or after `more`.
+    A run on one device needs nothing of it: the row is there when something of it is set, after `more`, and once
+    a person has written in it.
     """
 
     def __init__(self, changed: Callable[..., None]) -> None:
@@ -95,6 +96,7 @@ class Spreading:
         self._place()
 
     def _count(self, name: str, text: str) -> None:
+        self._opened = True  # a row that a person writes in does not vanish with what is written
         automatic = name == "devices" and text.strip().lower().partition(" ")[0] in ("", "auto")
         self._changed(**{name: None if automatic else number(text)})
 

@@ -76,5 +76,6 @@ def refusal_html(problem: BaseException) -> str:
     if not isinstance(problem, Refusal):
         return esc(problem)
     here = f' <span class="anb-dim">Here: {esc(problem.here)}</span>' if problem.here else ""
-    what = f"{problem.field} = {shown(problem.passed)}"
+    name = {"nodes": "nodes (machines)", "accumulate": "accumulate (parts per batch)"}.get(problem.field)
+    what = f"{name or problem.field} = {shown(problem.passed)}"  # the panel calls these two by other words
     return f"<b>{esc(what)}</b>: {esc(problem.why)} {esc(problem.do)}{here}"
