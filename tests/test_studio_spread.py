@@ -276,6 +276,25 @@ def test_a_stand_in_for_a_tpu_is_chosen_by_name(panel: Make) -> None:
 
 
 @pytest.mark.parametrize(
+    ("machine", "fields", "kind"),
+    [
+        ("cpu", {}, "pytorch"),
+        ("cpu", {"strategy": "ddp"}, "pytorch"),
+        ("cpu", {"framework": "tensorflow", "strategy": "mirrored"}, "tensorflow"),
+        ("cpu", {"framework": "tensorflow", "strategy": "multi_worker"}, "ranks"),
+        ("cpu", {"nodes": 2}, ""),
+        ("cpu", {"devices": 1000}, "pytorch"),  # refused as it stands: the next plan may not be
+        ("Colab's TPU", {"framework": "tensorflow"}, "keras_jax"),
+        ("torch_tpu", {}, ""),  # with variables of its own
+    ],
+)
+def test_the_spare_worker_is_of_the_kind_that_the_plan_needs(
+    panel: Make, machine: str, fields: dict[str, Any], kind: str
+) -> None:
+    assert panel(machine, **fields)._desk.worker_kind == kind
+
+
+@pytest.mark.parametrize(
     ("fields", "train", "text"),
     [
         ({}, 1437, ""),
