@@ -17,8 +17,10 @@ BOX = 192
 # Blue and orange differ for every kind of colour vision, and both stand out from white and from near black; the
 # dashes tell validation apart without any colour.
 _BLUE, _ORANGE, _MARK = "#2b7de0", "#d1610c", "#b5489b"
-_TEXT = "var(--jp-ui-font-color2,var(--vscode-descriptionForeground,#7a7a7a))"
-_STRONG = "var(--jp-ui-font-color1,#7a7a7a)"
+# Colab's colours before Jupyter's: its page is dark or light, while its widgets bring Jupyter's light ones along.
+_INK, _PAPER = "--colab-primary-text-color", "--colab-primary-surface-color"
+_TEXT = f"var({_INK},var(--jp-ui-font-color2,var(--vscode-descriptionForeground,#7a7a7a)))"
+_STRONG = f"var({_INK},var(--jp-ui-font-color1,#7a7a7a))"
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +59,7 @@ def style_sheet(charts: int, chart_width: float, validated: bool) -> tuple[str, 
     low = HEIGHT - tall - 8  # accuracy climbs: its box stands at the bottom, that of the loss at the top
     tops = (8, low)
     places = [(far * chart + 16, tops[chart] + 17 + 15 * line) for chart in range(charts) for line in range(lines)]
-    box = f"width:{BOX}px;height:{tall}px;rx:4px;fill:var(--jp-layout-color1,#fff);stroke-width:1"
+    box = f"width:{BOX}px;height:{tall}px;rx:4px;fill:var({_PAPER},var(--jp-layout-color1,#fff));stroke-width:1"
     dashes = f"stroke-dasharray:{6 * FINE} {4 * FINE}"
     # No two classes differ in case alone: pages without a doctype take them for the same.
     rules = [
@@ -86,7 +88,7 @@ def style_sheet(charts: int, chart_width: float, validated: bool) -> tuple[str, 
         f" .h .f g{{transform:translate(-{BOX + 16}px)}}",
         f" .h rect{{{box};stroke:var(--jp-border-color1,#bbb);transform:translate(8px,8px)}}",
         f" .h rect+rect{{transform:translate({far + 8:g}px,{low}px)}}",
-        " .h text{fill:var(--jp-ui-font-color1,#222)}",
+        f" .h text{{fill:var({_INK},var(--jp-ui-font-color1,#222))}}",
         f" .h text:nth-of-type({lines}n+2){{fill:{_BLUE}}}",
         *([f" .h text:nth-of-type({lines}n){{fill:{_ORANGE}}}"] if validated else []),
         *(
