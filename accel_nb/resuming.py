@@ -22,11 +22,6 @@ def checkpoint_in(directory: Path) -> Path | None:
     return next((directory / name for name in CHECKPOINTS if (directory / name).is_file()), None)
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written, from the small file beside it."""
-    return int(json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))["step"])
-
-
 def whole(checkpoint: Path) -> bool:
     """Whether every byte of it is as it was written: both forms are zip files, with a checksum of each part."""
     try:

@@ -288,7 +288,7 @@ class Run(SavedRun):
         elif kind == "resumed":
             self._finished = self.error = None
             self._paused = self._stopping = self._killed = False
-            self.activity = f"going on from step {event.get('step', 0):,}"
+            self.activity = "reading the checkpoint"
 
     @property
     def silence(self) -> float | None:

@@ -28,7 +28,7 @@ from accel_nb.events import DIRECTORY_FAILED, Events
 from accel_nb.files import TAKEN, claim, write_atomic
 from accel_nb.processes import alive, born
 from accel_nb.reporter import Reporter, Told
-from accel_nb.resuming import checkpoint_in, step_of
+from accel_nb.resuming import checkpoint_in
 from accel_nb.waiting import Watch
 
 OWNER_GONE = 75  # exit code: the kernel is gone and the program did not end in time
@@ -174,9 +174,7 @@ def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = Non
         program = load_program(program_file)
         found = checkpoint_in(directory) if resume else None
         if resume and rank == 0:
-            step = 0 if found is None else step_of(found)
-            reporter.step = step
-            events.write("resumed", step=step)
+            events.write("resumed")
         more = {} if found is None else {"resume_from": found}
         program.train(report=report, control=control, save_to=directory, **more)
         status = "stopped" if control.stop.is_set() and reporter.step < reporter.planned else "done"

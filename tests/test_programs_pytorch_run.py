@@ -37,7 +37,7 @@ def test_stop_leaves_a_model_and_a_checkpoint_from_which_the_next_steps_follow(m
     model.load_state_dict(state["model"], strict=True)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random_cpu"])
+    torch.set_rng_state(state["random_cpu"][0])
     order = np.random.default_rng([0, 1]).permutation(301)
     x, y = torch.from_numpy(data[0]), torch.from_numpy(data[1])
     for step in range(13, 20):

@@ -9,7 +9,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def launch(command: list[str], devices: int) -> dict[int, int]:
-    """Wait until all have ended: {} if they ended well, else the exit code (below 0: a signal) of who failed first.
+    """Wait for the end of all: {} if it was good, else the exit code (below 0: a signal) of the first to fail.
 
     The ranks meet at a free port of the loopback interface; the first failure ends the others within a second.
     """

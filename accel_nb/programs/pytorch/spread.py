@@ -60,19 +60,21 @@ def silent(event: str, **values: Any) -> None:
     """The report of all ranks but the first."""
 
 
-def ask(control: Callable[[], dict[str, Any]], rate: float, block: int, ranks: Ranks) -> tuple[bool, float, int]:
-    """Whether to stop, the base learning rate and the length of the next block of steps, as rank 0 has them.
+def ask(control: Callable[[], dict[str, Any]], rate: float, block: int, ranks: Ranks) -> tuple[Any, ...]:
+    """Whether to stop, whether to write a checkpoint, the base learning rate, the steps of the next block.
+
+    All as rank 0 has them.
 
     The wait of the others, on the CPU, costs nothing and may last as long as `control` does.
     """
-    word = torch.zeros(3, dtype=torch.float64)
+    word = torch.zeros(4, dtype=torch.float64)
     if ranks.rank == 0:
         asked = control()
-        wishes = [bool(asked.get("stop")), asked.get("learning_rate", rate), block]
+        wishes = [bool(asked.get("stop")), bool(asked.get("checkpoint")), asked.get("learning_rate", rate), block]
         word = torch.tensor(wishes, dtype=torch.float64)
     dist.broadcast(word, 0, group=ranks.group)
-    stop, rate, block = word.tolist()
-    return bool(stop), rate, int(block)
+    stop, checkpoint, rate, block = word.tolist()
+    return bool(stop), bool(checkpoint), rate, int(block)
 
 
 def summed(parts: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def whole_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
     return model
 
 
+@torch.compiler.disable
 def normalise_on_gpus(layer: nn.Module, forward: Callable, ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
     """What SyncBatchNorm does, and of an idle rank no samples."""
     if not (ranks.idle and layer.training):
@@ -120,6 +123,7 @@ def normalise_on_gpus(layer: nn.Module, forward: Callable, ranks: Ranks, x: torc
     return nn.functional.batch_norm(x, *usual, eps=layer.eps) + nothing.sum()
 
 
+@torch.compiler.disable
 def normalise(layer: nn.Module, forward: Callable, ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
     """What SyncBatchNorm, which is made for GPUs, does there."""
     if not layer.training:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from blocks import recompute_activations, shard, whole
+from checkpoint import read_checkpoint, restore_optimizer, restore_random, snapshot
 from devices import find_device
 from models import cnn, mlp, resnet50
 from parts import batches_from_files, batches_on_device, layer_table, parts_of, save, stored
@@ -144,9 +145,15 @@ def train(
     report: Callable[..., None] = print_report,
     control: Callable[[], dict[str, Any]] = no_control,
     save_to: str | Path = HERE / "repeat",
+    resume_from: str | Path | None = None,
 ) -> None:
-    """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`."""
+    """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`.
+
+    `resume_from`: a checkpoint of this run, to go on from there.
+    """
     save_to = Path(save_to)
+    if resume_from is not None:
+        saved = read_checkpoint(resume_from)
     if STRATEGY in ("ddp", "fsdp"):
         report("joining")
         ranks = join()
@@ -160,6 +167,8 @@ def train(
         model.to(memory_format=torch.channels_last)
     layers = layer_table(model, device)
     report("model", parameters=sum(p.numel() for p in model.parameters()), layers=layers)
+    if resume_from is not None:
+        model.load_state_dict(saved["model"])
     if ACTIVATION_CHECKPOINTING:
         recompute_activations(model)
     if STRATEGY in ("ddp", "fsdp"):
@@ -187,10 +196,15 @@ def train(
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
     elif OPTIMIZER == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=True, **OPTIMIZER_ARGS)
-    group = optimizer.param_groups[0]
     if PRECISION == "fp16":
         scaler = torch.amp.GradScaler(device.type)
         skipped = 0  # steps in a row
+
+    if resume_from is not None:
+        restore_optimizer(optimizer, saved["optimizer"])
+        if PRECISION == "fp16":
+            scaler.load_state_dict(saved["scaler"])
+    group = optimizer.param_groups[0]
 
     x_train, y_train = stored("x_train", device), stored("y_train", device)
     if VALIDATION:
@@ -257,41 +271,56 @@ def train(
     base_rate = LEARNING_RATE
     step = 0  # steps done
     block = 1  # steps from one fetch of the losses to the next
-    for epoch in range(1, EPOCHS + 1):
-        order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
+    begin, done = 1, 0  # the first epoch, and how many of its batches are done
+    losses, epoch_losses = [], []  # since the last fetch, still on the device; of the whole epoch
+    if TASK == "classification":
+        accuracies, epoch_accuracies = [], []
+    seconds = 0.0  # of this epoch
+    if resume_from is not None:
+        begin, done, step, base_rate = saved["epoch"], saved["position"], saved["step"], saved["learning_rate"]
+        epoch_losses, seconds = saved["losses"], saved["seconds"]
+        if TASK == "classification":
+            epoch_accuracies = saved["accuracies"]
+        if PRECISION == "fp16":
+            skipped = saved["skipped"]
+        restore_random(saved)
+        report("status", text=f"going on from step {step}")
+
+    def keep(epoch: int, position: int) -> None:
+        """Writes the checkpoint: `position` batches of this epoch are done."""
+        state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
+        state.update(losses=epoch_losses, seconds=seconds, **snapshot(model, optimizer))
+        if TASK == "classification":
+            state["accuracies"] = epoch_accuracies
+        if PRECISION == "fp16":
+            state.update(scaler=scaler.state_dict(), skipped=skipped)
+        try:
+            save(state, save_to / "checkpoint.pt")
+            report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
+        except (OSError, RuntimeError) as problem:  # PyTorch tells a full disk as the latter
+            report("warning", text=f"The checkpoint of step {step} was not written: {problem}")
+
+    for epoch in range(begin, EPOCHS + 1):
+        order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[done * BATCH_SIZE : samples]
         if DATA_ON_DEVICE:
             batches = batches_on_device(x_train, y_train, torch.from_numpy(order).to(device), BATCH_SIZE)
         else:
             batches = batches_from_files(x_train, y_train, order, BATCH_SIZE, device)
-        losses, epoch_losses = [], []  # since the last fetch, still on the device; of the whole epoch
-        if TASK == "classification":
-            accuracies, epoch_accuracies = [], []
-        seconds = 0.0
         model.train()
-        for position, size in enumerate(batch_sizes):
+        for position in range(done, steps_per_epoch):
+            if STRATEGY in ("ddp", "fsdp") or ACCUMULATE > 1:
+                size = batch_sizes[position]
             if not losses:  # a block of steps begins
                 # may wait here: that is the pause
                 if STRATEGY in ("ddp", "fsdp"):
-                    stop, base_rate, block = ask(control, base_rate, block, ranks)
+                    stop, due, base_rate, block = ask(control, base_rate, block, ranks)
                 else:
                     asked = control()
-                    stop, base_rate = asked.get("stop"), asked.get("learning_rate", base_rate)
+                    stop, due = asked.get("stop"), asked.get("checkpoint")
+                    base_rate = asked.get("learning_rate", base_rate)
+                if stop or due:
+                    keep(epoch, position)
                 if stop:
-                    # `position` counts the batches done in this epoch
-                    state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
-                    if STRATEGY == "fsdp":
-                        state.update(model=whole(model.state_dict()), optimizer=whole(optimizer.state_dict()))
-                    elif STRATEGY == "ddp":
-                        state.update(model=model.module.state_dict(), optimizer=optimizer.state_dict())
-                    else:
-                        state.update(model=model.state_dict(), optimizer=optimizer.state_dict())
-                    state["random_cpu"] = torch.get_rng_state()
-                    if ACCELERATOR == "gpu":
-                        state["random_gpu"] = torch.cuda.get_rng_state(device)
-                    if PRECISION == "fp16":
-                        state["scaler"] = scaler.state_dict()
-                    save(state, save_to / "checkpoint.pt")
-                    report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
                     save(weights(model), save_to / "model.pt")
                     if STRATEGY in ("ddp", "fsdp"):
                         leave(ranks)
@@ -385,6 +414,10 @@ def train(
                 measured.update(evaluate(model, x_val, y_val))
             seconds += time.perf_counter() - began
         report("epoch", epoch=epoch, step=step, **measured, seconds=seconds)
+        done, epoch_losses, seconds = 0, [], 0.0
+        if TASK == "classification":
+            epoch_accuracies = []
+    keep(EPOCHS + 1, 0)  # to train longer from here
     save(weights(model), save_to / "model.pt")
     if STRATEGY in ("ddp", "fsdp"):
         leave(ranks)
