@@ -35,6 +35,7 @@ from settings import (
     LEARNING_RATE,
     MODEL,
     MODEL_ARGS,
+    NODES,
     OPTIMIZER,
     OPTIMIZER_ARGS,
     OUTPUTS,
@@ -47,6 +48,7 @@ from settings import (
     WARMUP_STEPS,
     X_SCALE,
 )
+from several import train_on_machines
 from spread import ask, join, leave, replicate, silent, summed, whole_batch_norm
 from torch import nn
 
@@ -424,7 +426,9 @@ def train(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if NODES > 1:
+        train_on_machines(train)
+    elif len(sys.argv) > 1:
         train(csv_report(sys.argv[1]))
     else:
         train()
