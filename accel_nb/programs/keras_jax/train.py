@@ -153,11 +153,11 @@ def train(
         model.compile(optimizer, loss_function, metrics=["accuracy"])
     if TASK == "regression":
         model.compile(optimizer, keras.losses.MeanSquaredError())
-    if MODEL == "own":
+    if MODEL != "mlp":
         normalises = any("moving_mean" in variable.path for variable in model.non_trainable_variables)
         if normalises and (width != BATCH_SIZE or sizes[-1] != BATCH_SIZE):
             raise ValueError(
-                "Your model has batch normalisation, which would also see the rows that fill up a batch. It needs "
+                "The model has batch normalisation, which would also see the rows that fill up a batch. It needs "
                 f"full batches: a batch size that {DEVICES * ACCUMULATE} divides and that divides {samples}."
             )
     if SCHEDULE != "constant" or WARMUP_STEPS > 0:
