@@ -1,7 +1,7 @@
 """Runs of the PyTorch program on several ranks, one after the other: what tests/test_programs_ranks.py looks at.
 
-Under torchrun, `rank_scenarios.py FOLDER NAMES...` trains each scenario and writes what each rank heard and ended
-with to FOLDER/NAME-STRATEGY-COUNT.json, and the weights beside it. Each scenario also runs in a single process.
+Under torchrun, `rank_scenarios.py FOLDER STRATEGY:NAME...` trains each scenario; what rank R heard and ended with
+is in FOLDER/NAME-STRATEGY-COUNT/R.json, the saved files beside it. Each scenario also runs in a single process.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ SCENARIOS = {
     "again": (100, 40, {"ACTIVATION_CHECKPOINTING": True}),
     "cnn again": (67, 35, {**CNN, "ACTIVATION_CHECKPOINTING": True}),
     "own again": (67, 35, {"MODEL": "own", "X_SCALE": 16.0, "ACTIVATION_CHECKPOINTING": True}),
+    "own in two": (67, 35, {"MODEL": "own", "X_SCALE": 16.0, **STEPWISE}),
     "stop": (301, 70, STEPWISE),
     "rate": (301, 0, {"VALIDATION": False, **STEPWISE}),
     "diverges": (100, 0, {"VALIDATION": False, "LEARNING_RATE": 1e30, "OPTIMIZER": "sgd", "OPTIMIZER_ARGS": SGD}),
 }  # fmt: skip
-CONTROLS = {"stop": (13, {"stop": True}), "rate": (6, {"learning_rate": 0.001})}
+RESUMED = ("own in two",)  # stopped, then taken up again
+CONTROLS = {"stop": (13, {"stop": True}), "own in two": (3, {"stop": True}), "rate": (6, {"learning_rate": 0.001})}
 
 
 class Own(nn.Module):
@@ -83,6 +85,7 @@ def own_model() -> nn.Module:
 
 
 OWN_SEED = int(os.environ.get("RANK", "0"))
+PORTS = iter(os.environ.get("PORTS", "").split())
 
 
 def store(folder: Path, name: str) -> dict:
@@ -110,7 +113,7 @@ def scenario(home: Path, name: str, strategy: str) -> dict:
     settings = store(folder, name)
     assert settings.keys() <= vars(program).keys()
     vars(program).update(settings, STRATEGY=strategy, HERE=folder, own_model=own_model)
-    events, rows, saved = [], [], {}
+    events, rows, saved, kept = [], [], {}, []
     shares, save = program.shares, program.save
 
     def noted_shares(order, size):
@@ -129,15 +132,23 @@ def scenario(home: Path, name: str, strategy: str) -> dict:
     if name == "fp16 overflow":
         program.forward = overflowing(program.forward)
     program.shares, program.save = noted_shares, noted_save
+    if strategy == "fsdp":
+        program.shard = noted_shard(program.shard, kept)
     error = ""
     # Fifty batch norms of a few values each make much of float32's rounding: in float64 the mathematics shows.
     torch.set_default_dtype(torch.float64 if name == "resnet50" else torch.float32)
-    try:
+
+    def train(**more):
+        if strategy != "single":  # ranks that meet again and again need another place each time
+            os.environ.update(MASTER_PORT=next(PORTS), TORCHELASTIC_USE_AGENT_STORE="False")
         program.train(
-            report=lambda event, **values: events.append([event, values]),
-            control=lambda: wish if next(calls) >= after else {},
-            save_to=folder / "out",
+            report=lambda event, **values: events.append([event, values]), save_to=folder / "out", **more
         )
+
+    try:
+        train(control=lambda: wish if next(calls) >= after else {})
+        if name in RESUMED:
+            train(resume_from=folder / "out" / "checkpoint.pt")
     except FloatingPointError as problem:
         error = str(problem)
         if strategy != "single":
@@ -147,9 +158,23 @@ def scenario(home: Path, name: str, strategy: str) -> dict:
         "events": events,
         "asked": next(calls),
         "rows": [chosen for length, chosen in rows if length == SCENARIOS[name][0]],
+        "kept": kept,
+        "seed": torch.initial_seed(),
         "saved": {name: digest.hexdigest() for name, digest in saved.items()},
         "error": error,
     }
+
+
+def noted_shard(shard, kept):
+    """Notes how many weights this rank keeps of how many."""
+
+    def noted(model, device, ranks):
+        shard(model, device, ranks)
+        kept[:] = [
+            sum(part(p).numel() for p in model.parameters()) for part in (lambda p: p.to_local(), lambda p: p)
+        ]
+
+    return noted
 
 
 def overflowing(forward):
@@ -165,14 +190,11 @@ def overflowing(forward):
 
 def main() -> None:
     torch.set_num_threads(1)
-    home, names = Path(sys.argv[1]), sys.argv[2:]
-    count, rank = os.environ["WORLD_SIZE"], os.environ["RANK"]
-    ports = os.environ["PORTS"].split()  # ranks that meet again and again need another place each time
-    for name in names:
-        for strategy in ("ddp", "fsdp"):
-            os.environ.update(MASTER_PORT=ports.pop(), TORCHELASTIC_USE_AGENT_STORE="False")
-            told = scenario(home, name, strategy)
-            (home / f"{name}-{strategy}-{count}" / f"{rank}.json").write_text(json.dumps(told))
+    home, count, rank = Path(sys.argv[1]), os.environ["WORLD_SIZE"], os.environ["RANK"]
+    for wanted in sys.argv[2:]:
+        strategy, name = wanted.split(":")
+        told = scenario(home, name, strategy)
+        (home / f"{name}-{strategy}-{count}" / f"{rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from models import Bottleneck
-from settings import MODEL
+from settings import COMPILE, MODEL
 from spread import Ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -85,8 +85,12 @@ def one_by_one(groups: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
 
 def computed_twice(block: nn.Module, forward: Any, *inputs: Any, **more: Any) -> Any:
     """A block's outputs. What comes between is forgotten, and computed again when the backward pass needs it."""
-    contexts = partial(first_and_second, block)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **more)
+    if COMPILE:
+        outputs = checkpoint(forward, *inputs, use_reentrant=False, **more)  # a part of the compiled graph
+    else:
+        contexts = partial(first_and_second, block)
+        outputs = checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **more)
+    return outputs
 
 
 def first_and_second(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:

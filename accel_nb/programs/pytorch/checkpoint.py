@@ -14,29 +14,28 @@ from torch.distributed.tensor import distribute_tensor
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Weights, the optimizer's state and the states of random numbers, under the names of a run on one device.
-
-    All ranks call it; the random numbers are those of each.
-    """
+    """Weights, the optimizer's state and the states of random numbers, under the names of a run on one device."""
     if STRATEGY == "fsdp":
         state = {"model": whole(model.state_dict()), "optimizer": whole(optimizer.state_dict())}
     elif STRATEGY == "ddp":
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     else:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    state["random_cpu"] = of_each_rank(torch.get_rng_state())
-    if ACCELERATOR == "gpu":
-        state["random_gpu"] = of_each_rank(torch.cuda.get_rng_state())
+    if STRATEGY in ("ddp", "fsdp"):
+        state["random_cpu"] = of_each_rank(torch.get_rng_state())
+        if ACCELERATOR == "gpu":
+            state["random_gpu"] = of_each_rank(torch.cuda.get_rng_state())
+    else:
+        state["random_cpu"] = [torch.get_rng_state()]
+        if ACCELERATOR == "gpu":
+            state["random_gpu"] = [torch.cuda.get_rng_state()]
     return state
 
 
 def of_each_rank(mine: torch.Tensor) -> list[torch.Tensor]:
-    """A small tensor of each rank, in their order."""
-    if STRATEGY in ("ddp", "fsdp"):
-        found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, mine)
-    else:
-        found = [mine]
+    """A small tensor of each rank, in their order; all ranks call it."""
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
     return found
 
 
@@ -49,7 +48,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     """Gives the optimizer its state back."""
     if STRATEGY == "fsdp":
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for parameter, values in zip(parameters, state["state"].values(), strict=False):
+        for number, values in state["state"].items():  # weights that nothing uses have none
+            parameter = parameters[number]
             for name, value in values.items():
                 if value is not None and value.shape == parameter.shape:
                     values[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
@@ -58,9 +58,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 def restore_random(state: dict[str, Any]) -> None:
     """Lets dropout's random numbers go on where they were."""
-    rank = 0
     if STRATEGY in ("ddp", "fsdp"):
-        rank = dist.get_rank()
-    torch.set_rng_state(state["random_cpu"][rank])
+        mine = dist.get_rank()
+    if STRATEGY not in ("ddp", "fsdp"):
+        mine = 0
+    torch.set_rng_state(state["random_cpu"][mine])
     if ACCELERATOR == "gpu":
-        torch.cuda.set_rng_state(state["random_gpu"][rank])
+        torch.cuda.set_rng_state(state["random_gpu"][mine])
