@@ -33,11 +33,9 @@ def commands(
     if nodes == 1 and plan["framework"] == "pytorch":
         return [f"torchrun --standalone --nproc-per-node={devices} {program}"]
     if plan["framework"] == "pytorch":
-        name = shlex.quote(directory.name)
         return [
-            f"torchrun --nnodes={nodes} --node-rank={rank} --nproc-per-node={devices} --max-restarts=0"
-            f" --rdzv-backend=c10d --rdzv-endpoint={_joined(hosts[0], port)} --rdzv-id={name}"
-            f" --local-addr={hosts[rank]} {program}"
+            f"torchrun --nnodes={nodes} --node-rank={rank} --nproc-per-node={devices}"
+            f" --master-addr={hosts[0]} --master-port={port} {program}"
             for rank in range(nodes)
         ]
     workers = [_joined(host, port + number) for host in hosts for number in range(devices)]

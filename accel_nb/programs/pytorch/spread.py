@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+import struct
 import sys
 import warnings
 from collections.abc import Callable
@@ -41,6 +45,8 @@ def join() -> Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:
         limit = timedelta(minutes=10)
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(os.environ["MASTER_ADDR"]))
     if ACCELERATOR == "gpu":
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=limit)
     else:
@@ -48,6 +54,20 @@ def join() -> Ranks:
     # All are here. From now on a rank may wait for the others for days: that is a pause.
     group = dist.new_group(timeout=timedelta(days=365))
     return Ranks(group)
+
+
+def interface_to(address: str) -> str:
+    """The network interface through which this machine reaches another one; gloo would go by the host's name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # looks for the way; nothing is sent
+        mine = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                question = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, question)  # SIOCGIFADDR: its address
+                if socket.inet_ntoa(answer[20:24]) == mine:
+                    return name
+    raise RuntimeError(f"No network interface here has the address {mine}, from which {address} is reached.")
 
 
 def leave(ranks: Ranks) -> None:
