@@ -80,6 +80,11 @@ BAD = [
     ("validation", "half"),
     ("seed", -1),
     ("seed", 2**32),
+    ("checkpoint_seconds", -1),
+    ("checkpoint_seconds", "often"),
+    ("checkpoint_seconds", float("inf")),
+    ("checkpoint_epochs", -1),
+    ("checkpoint_epochs", 0.5),
     ("name", 5),
 ]
 
