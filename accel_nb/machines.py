@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from accel_nb.errors import PlanError
 
 
 def commands(
@@ -25,7 +28,7 @@ def commands(
     port : a free TCP port, 1 to 65535, on the first machine; TensorFlow's workers take it and the ones above it.
     """
     nodes, devices = int(plan["nodes"]), int(plan["devices"])
-    hosts = [address.strip() for address in addresses if address.strip()][:nodes]
+    hosts = [_checked(address.strip()) for address in addresses if address.strip()][:nodes]
     if not hosts:
         hosts = [own_address()]
     hosts += [f"ADDRESS-OF-MACHINE-{number}" for number in range(len(hosts) + 1, nodes + 1)]
@@ -48,6 +51,14 @@ def commands(
             parts.append(f"TF_CONFIG={config} python {program}")
         lines.append(" & ".join(parts))
     return lines
+
+
+def _checked(address: str) -> str:
+    """A host name or IP address; anything else has no place in a shell line."""
+    if not re.fullmatch(r"[0-9A-Za-z._:-]+", address):
+        why = "It is no host name and no IP address."
+        raise PlanError("addresses", address, why, "Pass names such as node1 or 10.0.0.1.")
+    return address
 
 
 def _joined(host: str, port: int) -> str:

@@ -12,7 +12,7 @@ from accel_nb.facts import Facts, dataset_of, facts_of
 from accel_nb.limits import compile_refused, precisions
 from accel_nb.placing import NAMES, place
 from accel_nb.plan import LEARNING_RATES, Plan, model_name, plan_from_dict, quick
-from accel_nb.spread import normalises, per_replica, replicas, spread
+from accel_nb.spread import least_part, normalises, replicas, spread
 
 # What cuDNN, cuBLAS and the framework itself take on a GPU beside the model: measured values are 300 to 600 MiB.
 DEVICE_OVERHEAD = 400 * 2**20
@@ -72,7 +72,7 @@ class Resolved:
 
     @property
     def per_replica(self) -> int:
-        return per_replica(self.plan, self.facts.train_samples)
+        return math.ceil(min(self.batch_size, self.facts.train_samples) / self.replicas)
 
     @property
     def batch_size(self) -> int:
@@ -236,7 +236,8 @@ def _precision(site: _Site) -> dict[str, Any]:
     asked = plan.precision
     capability = None
     if kind == "gpu":
-        capability = next((card.capability for card in site.machine.gpus if card.index == made.gpu), None)
+        known = [card.capability for card in _cards(made, site.machine) if card.capability]
+        capability = min(known, default=None)  # of several cards what the oldest one can
     allowed = precisions(plan.framework, kind, capability)
     if asked == "auto":
         if kind == "gpu" and not allowed["tf32"]:
@@ -252,10 +253,23 @@ def _precision(site: _Site) -> dict[str, Any]:
     return {"precision": asked}
 
 
+def _cards(made: Resolved, machine: Any) -> list[Any]:
+    """The GPUs that the run uses."""
+    indexes = made.gpus or [made.gpu]
+    return [card for card in machine.gpus if card.index in indexes]
+
+
 def _compile(site: _Site) -> dict[str, Any]:
     plan, made = site.plan, site.made
     kind = site.kind
     refused = compile_refused(plan.framework, kind)
+    if plan.framework == "tensorflow" and not refused and made.replicas > 1:
+        refused = "XLA does not compile a step that MirroredStrategy spreads over devices."
+    if made.engine in ("keras_jax", "torch_xla", "torch_tpu") or made.static_shapes:
+        if plan.compile is True:
+            made.notes.append("XLA compiles every step of this program; compile=True adds nothing.")
+        made.reasons["compile"] = "XLA compiles every step of this program anyway"
+        return {"compile": False}
     if plan.compile == "auto":
         long = plan.framework == "tensorflow" or (plan.model in ("cnn", "resnet50") and plan.epochs > 3)
         wants = kind == "gpu" and long and not plan.deterministic
@@ -321,33 +335,19 @@ def _batches(site: _Site) -> dict[str, Any]:
         made.reasons["drop_last"] = "batch normalisation with steps of one shape has no place for a smaller batch"
         left = samples - made.steps_per_epoch * made.batch_size
         made.notes.append(f"Each epoch leaves out {left} samples, others each time: {made.reasons['drop_last']}.")
-    elif rest and norm and (rest == 1 or rest < plan.accumulate * 2) and plan.accumulate > 1:
-        made.drop_last = samples > plan.batch_size
-        if not made.drop_last:
-            raise PlanError(
-                "accumulate",
-                plan.accumulate,
-                "Batch normalisation needs two samples in each part.",
-                "Pass a smaller number.",
-                f"{samples} training samples",
-            )
-        made.reasons["drop_last"] = (
-            f"the last batch is too small for batch normalisation in {plan.accumulate} parts"
-        )
-        made.notes.append(f"Each epoch leaves out {rest} samples, others each time: {made.reasons['drop_last']}.")
-    elif rest == 1 and norm:
-        if samples == 1:
-            raise PlanError(
-                "data",
-                made.facts.label,
-                "There is one training sample, and batch normalisation needs two in a batch.",
-                "Pass more samples.",
-            )
+    elif rest and norm and samples > plan.batch_size and least_part(rest, made.replicas, plan.accumulate) < 2:
         made.drop_last = True
-        made.reasons["drop_last"] = "the last batch would hold one sample, which batch normalisation cannot use"
-        made.notes.append(
-            "Each epoch leaves out one sample, another each time: " + made.reasons["drop_last"] + "."
-        )
+        if rest == 1:
+            made.reasons["drop_last"] = (
+                "the last batch would hold one sample, which batch normalisation cannot use"
+            )
+            who = "one sample, another"
+        else:
+            made.reasons["drop_last"] = (
+                f"a part of the last batch would hold one sample: accumulate={plan.accumulate}"
+            )
+            who = f"{rest} samples, others"
+        made.notes.append(f"Each epoch leaves out {who} each time: {made.reasons['drop_last']}.")
     epochs = choices.get("epochs", plan.epochs)
     total = made.steps_per_epoch * epochs
     if plan.warmup_steps >= total and plan.warmup_steps > 0:
@@ -405,9 +405,12 @@ def _memory(made: Resolved, machine: Any) -> None:
     plan, facts = made.plan, made.facts
     kind = plan.accelerator.partition(":")[0]
     made.memory_total, made.memory_free = machine.cpu.memory_total, machine.cpu.memory_free
+    if kind == "tpu":
+        made.memory_total = made.memory_free = 0  # nothing here tells it before the TPU is opened
     if kind == "gpu":
-        card = next((card for card in machine.gpus if card.index == made.gpu), None)
-        made.memory_total, made.memory_free = (card.memory_total, card.memory_free) if card else (0, 0)
+        cards = _cards(made, machine)
+        made.memory_total = min((card.memory_total for card in cards), default=0)
+        made.memory_free = min((card.memory_free for card in cards), default=0)
     need = 0
     if made.table:
         batch = math.ceil(made.per_replica / plan.accumulate)

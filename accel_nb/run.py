@@ -59,7 +59,7 @@ class Run(SavedRun):
         self._identity: tuple[int, float] | None = None
         self._finished: dict[str, Any] | None = None
         self._paused = self._full = False
-        self._stopping = self._killed = False
+        self._stopping = self._killed = self._begun = False
         self._ended = threading.Event()
         self._listeners: list[Listener] = []
         self._lock = threading.RLock()
@@ -84,8 +84,8 @@ class Run(SavedRun):
 
     @property
     def ours(self) -> bool:
-        """Whether this kernel started it."""
-        return self._worker is not None
+        """Whether this kernel started it, or waits with it for other machines."""
+        return self._worker is not None or self._begun
 
     @property
     def ended(self) -> bool:
@@ -103,6 +103,7 @@ class Run(SavedRun):
 
     def begin(self) -> None:
         """Hand the directory to a worker and follow it; a run on several machines waits for `commands` there."""
+        self._begun = True
         if self.machines > 1:
             self.activity = f"waiting for {self.machines} machines"
             self.follow()

@@ -236,12 +236,6 @@ def _check_normalisation(made: Any, plan: Plan, rows: int, samples: int) -> None
         if plan.accumulate > 1:
             raise PlanError("accumulate", plan.accumulate, why, "Pass a smaller number.")
         raise PlanError("batch_size", plan.batch_size, why, "Pass 2 or more, or model='mlp'.")
-    rest = samples % plan.batch_size
-    # a rest of fewer than two rows for each part is left out by `resolve`, which knows nothing of shares
-    if rest >= plan.accumulate * 2 and least_part(rest, count, plan.accumulate) < 2 and not made.static_shapes:
-        made.drop_last = True
-        made.reasons["drop_last"] = f"a part of the last batch would hold one sample: accumulate={plan.accumulate}"
-        made.notes.append(f"Each epoch leaves out {rest} samples, others each time: {made.reasons['drop_last']}.")
     if plan.accumulate > 1:
         who = "Batch normalisation" if named else "Batch normalisation, if the model has any,"
         parts = f"accumulate={plan.accumulate} computes a batch in parts"

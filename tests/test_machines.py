@@ -61,6 +61,12 @@ def test_an_address_that_nobody_gave_is_a_place_to_fill_in():
     assert len(commands(DIRECTORY, {**PYTORCH, "nodes": 3})) == 3
 
 
+@pytest.mark.parametrize("address", ["<b>", "a b", "x;y", "$(x)"])
+def test_what_is_no_address_gets_into_no_shell_line(address):
+    with pytest.raises(anb.PlanError, match="no host name"):
+        commands(DIRECTORY, PYTORCH, [address])
+
+
 def test_one_machine_has_one_line():
     assert commands(DIRECTORY, {**PYTORCH, "nodes": 1}) == [
         "torchrun --standalone --nproc-per-node=4 '/runs/a b/program.py'"
