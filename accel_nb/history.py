@@ -388,7 +388,7 @@ class History:
         """One line of text with the newest values."""
         with self.lock:
             if not len(self):
-                return "waiting for the first step"
+                return "waiting for the first step" if self.status is None else "no step was trained"
             last, done = self.last, self.epochs_done()
             parts = [f"step {last['step']:,}", f"epoch {done:.1f}".removesuffix(".0"), f"loss {last['loss']:.4g}"]
             if self.has_accuracy:

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ def _kept(key: str, base: Facts) -> Facts | None:
         if answer is not None:
             with _lock:
                 _answers[key] = answer
-    return answer
+    # what lies beside the framework (JAX, torch_xla) may have come or gone since the probe, and costs nothing to ask
+    return None if answer is None else replace(answer, packages=base.packages)
 
 
 def forget() -> None:

@@ -255,7 +255,7 @@ def _precision(site: _Site) -> dict[str, Any]:
 
 def _cards(made: Resolved, machine: Any) -> list[Any]:
     """The GPUs that the run uses."""
-    indexes = made.gpus or [made.gpu]
+    indexes: list[int | None] = [*made.gpus] or [made.gpu]
     return [card for card in machine.gpus if card.index in indexes]
 
 

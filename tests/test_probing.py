@@ -381,6 +381,17 @@ def test_a_framework_that_is_absent_starts_no_process(site, stub):
 # ---- the cache
 
 
+def test_a_package_that_came_beside_the_framework_is_seen_though_the_answer_is_kept(stub, own_cache, monkeypatch):
+    stub(answer())
+    probe("pytorch", BARE)
+    real = probing.installed
+    monkeypatch.setattr(probing, "installed", lambda name: replace(real(name), packages={"torch_xla": "2.9.0"}))
+    assert probe("pytorch", BARE).packages == {"torch_xla": "2.9.0"}
+    forget()
+    assert known("pytorch", BARE).packages == {"torch_xla": "2.9.0"}
+    assert stub.count() == 1
+
+
 def test_an_answer_is_kept_in_memory_and_on_disk(stub, own_cache):
     stub(answer(cudnn_built="9.1"))
     assert known("pytorch", BARE).outcome == "not run"
