@@ -88,13 +88,14 @@ def test_an_unreadable_file_ends_the_run_with_its_error(make):
         run(program)
 
 
-def test_own_model_gets_images_channels_first_that_can_be_viewed(make):
+@pytest.mark.parametrize("channels", [1, 3])
+def test_own_model_gets_images_channels_first_that_can_be_viewed(make, channels):
     shapes = set()
 
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+            self.conv = nn.Conv2d(channels, 4, 3)
             self.out = nn.Linear(4 * 6 * 6, 10)
 
         def forward(self, x):
@@ -102,11 +103,11 @@ def test_own_model_gets_images_channels_first_that_can_be_viewed(make):
             return self.out(self.conv(x).view(len(x), -1))  # refuses channels-last memory
 
     x, y, x_val, y_val = digits(64, 40, images=True)
-    data = x.repeat(3, axis=-1), y, x_val.repeat(3, axis=-1), y_val
+    data = x.repeat(channels, axis=-1), y, x_val.repeat(channels, axis=-1), y_val
     heard = run(make(data, own_model=Own, X_SCALE=16.0))
-    assert shapes == {(3, 8, 8)}
+    assert shapes == {(channels, 8, 8)}
     layers = heard.all("model")[0]["layers"]
-    assert layers == [["conv", "Conv2d", [4, 6, 6], 112], ["out", "Linear", [10], 1450]]
+    assert layers == [["conv", "Conv2d", [4, 6, 6], 36 * channels + 4], ["out", "Linear", [10], 1450]]
 
 
 @pytest.mark.parametrize(
@@ -168,12 +169,14 @@ def test_compiled_training_is_the_same_and_saves_plain_names(make):
     assert list(saved) == ["1.weight", "1.bias", "4.weight", "4.bias"]
 
 
-@pytest.mark.parametrize(("accelerator", "name"), [("gpu", "GPU 0"), ("mps", "Apple GPU")])
+@pytest.mark.parametrize(("accelerator", "name"), [("gpu", "GPU 0"), ("mps", "Apple GPU"), ("tpu", "TPU")])
 def test_an_accelerator_that_is_not_there_is_an_error(make, accelerator, name):
-    here = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    current = torch.accelerator.current_accelerator()
+    tpu = current is not None and current.type == "tpu"
+    here = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "tpu": tpu}
     if here[accelerator]:
         pytest.skip(f"a usable {accelerator} is here")
-    with pytest.raises(RuntimeError, match=f"wants (an )?{name}, but PyTorch"):
+    with pytest.raises(RuntimeError, match=f"wants (an? )?{name}, but PyTorch"):
         run(make(digits(64, 0), ACCELERATOR=accelerator))
 
 

@@ -7,9 +7,11 @@ import csv
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +83,9 @@ def run_ranks(home, count, wanted):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
+    folder = tmp_path_factory.mktemp("ranks")
+    yield folder
+    shutil.rmtree(folder)  # the weights of several ResNets
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +345,7 @@ def programs(home):
             default.bind(("127.0.0.1", 29500))
             default.listen()
         for name, more in {
-            "single": {}, "ddp": {"STRATEGY": "ddp"}, "fsdp": {"STRATEGY": "fsdp"}, "bare": {"STRATEGY": "ddp"},
+            "single": {}, "ddp": {"STRATEGY": "ddp"}, "fsdp": {"STRATEGY": "fsdp"},
             "raises": {"STRATEGY": "ddp", "MODEL": "own"},
         }.items():  # fmt: skip
             folder = home / f"program {name}"
@@ -352,21 +356,20 @@ def programs(home):
                 "pytorch", {**settings, **more}, "Title.", OWN if name == "raises" else None
             )
             (folder / "program.py").write_text(text, encoding="utf-8")
-            if name in ("single", "bare"):
-                started[name] = stack.enter_context(
-                    subprocess.Popen(
-                        [sys.executable, "program.py", "history.csv"],
-                        cwd=folder,
-                        env={**os.environ, "OMP_NUM_THREADS": "1"},
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-            else:
+            if name != "single":
                 started[name] = stack.enter_context(torchrun(2, "program.py", "history.csv", cwd=folder))
+        single = imported(home / "program single")
+        single.train(single.csv_report(home / "program single" / "history.csv"))
         done = {name: (*process.communicate(timeout=120), process.returncode) for name, process in started.items()}
     return {name: (home / f"program {name}", *rest) for name, rest in done.items()}
+
+
+def imported(folder):
+    """The exported program in a folder, as a module."""
+    program = types.ModuleType("program")
+    program.__file__ = str(folder / "program.py")
+    exec(compile((folder / "program.py").read_text(encoding="utf-8"), program.__file__, "exec"), vars(program))
+    return program
 
 
 def history(folder):
@@ -379,27 +382,28 @@ def test_an_exported_program_writes_under_torchrun_what_a_single_one_writes(prog
     folder, out, log, code = programs[strategy]
     assert code == 0, log[-3000:]
     assert [line.split()[:2] for line in out.splitlines()] == [["epoch", "1"], ["epoch", "2"]]
-    rows, expected = history(folder), history(programs["single"][0])
+    rows, expected = history(folder), history(folder.parent / "program single")
     assert len(rows) == 20
     for name in ("step", "epoch", "loss", "accuracy", "val_loss", "val_accuracy"):
         here, there = ([float(row[name] or "nan") for row in table] for table in (rows, expected))
         np.testing.assert_allclose(here, there, **EXACT)
-    program = load(folder / "program.py")
-    vars(program).update(rank_scenarios.BASE, INPUT_SHAPE=(64,))
-    single = program.load_model(programs["single"][0] / "repeat" / "model.pt")
+    program, single = imported(folder), imported(folder.parent / "program single")
     with torch.no_grad():
         x = torch.from_numpy(digits(301, 70)[2])
         outputs = program.load_model(folder / "repeat" / "model.pt")(x)
-        np.testing.assert_allclose(outputs, single(x), rtol=1e-4, atol=1e-5)
+        expected = single.load_model(single.HERE / "repeat" / "model.pt")(x)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_started_alone_it_says_how_to_start(programs):
-    _, out, log, code = programs["bare"]
-    assert (out, code) == ("", 1)
-    assert log.splitlines()[-1] == (
-        "RuntimeError: This program runs as one process per device: "
+def test_started_alone_it_says_how_to_start(programs, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    sentence = (
+        "This program runs as one process per device: "
         "start it with torchrun --standalone --nproc-per-node=2 program.py"
     )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
+        imported(programs["ddp"][0]).train()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_rank_that_raises_ends_them_all(programs):
