@@ -84,8 +84,10 @@ def _kept(key: str, base: Facts) -> Facts | None:
         if answer is not None:
             with _lock:
                 _answers[key] = answer
-    # what lies beside the framework (JAX, torch_xla) may have come or gone since the probe, and costs nothing to ask
-    return None if answer is None else replace(answer, packages=base.packages)
+    if answer is not None and answer.packages != base.packages:
+        # what lies beside the framework (JAX, torch_xla) may have come or gone since, and costs nothing to ask
+        answer = replace(answer, packages=base.packages)
+    return answer
 
 
 def forget() -> None:
