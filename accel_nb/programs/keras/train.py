@@ -29,6 +29,7 @@ from parts import build_optimizer, layer_table, parameter_count, save, shuffled
 from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
+    ACCUMULATE,
     BATCH_SIZE,
     COMPILE,
     CUDNN_BENCHMARK,
@@ -45,11 +46,15 @@ from settings import (
     PRECISION,
     SCHEDULE,
     SEED,
+    STRATEGY,
     TASK,
     VALIDATION,
     WARMUP_STEPS,
     X_SCALE,
 )
+from shares import on_each_device, padded, shares_from_files
+from spread import from_first, make_strategy, over_workers, own_random_numbers, synchronize, unheard
+from steps import compile_training, compile_validation
 
 BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
 
@@ -81,7 +86,7 @@ def train(
     if ACCELERATOR == "cpu":
         tf.config.set_visible_devices([], "GPU")
         device_name = platform.processor() or platform.machine()
-    if ACCELERATOR in ("gpu", "mps"):
+    if STRATEGY == "single" and ACCELERATOR in ("gpu", "mps"):
         gpus = tf.config.list_physical_devices("GPU")
         if len(gpus) <= DEVICE_INDEX:
             raise RuntimeError(
@@ -98,6 +103,21 @@ def train(
         keras.config.set_dtype_policy("mixed_bfloat16")
     if PRECISION == "fp16":
         keras.config.set_dtype_policy("mixed_float16")
+    if STRATEGY == "multi_worker":
+        report("joining")
+    if STRATEGY != "single":
+        strategy = make_strategy()
+        replicas = strategy.num_replicas_in_sync
+    if STRATEGY == "multi_worker":
+        report("joined")
+        first_worker = strategy.cluster_resolver.task_id == 0
+        if not first_worker:
+            report, control = unheard, no_control  # one worker tells, and is asked for all
+    if STRATEGY != "single" and ACCELERATOR == "gpu":
+        gpu = tf.config.get_visible_devices("GPU")[0]
+        device_name = tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+    if ACCELERATOR == "tpu":
+        device_name = os.environ.get("TPU_ACCELERATOR_TYPE", "TPU")
 
     # Data that fits goes to the device once, into variables: a GPU gathers bytes from these, not from constants.
     x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")
@@ -117,20 +137,39 @@ def train(
         val_sizes = [min(BATCH_SIZE, val_samples - i * BATCH_SIZE) for i in range(val_steps)]
     else:
         val_samples = 0
-    if DATA_ON_DEVICE:
+    if STRATEGY == "single" and DATA_ON_DEVICE:
         x_train, y_train = tf.Variable(x_train, trainable=False), tf.Variable(y_train, trainable=False)
-    if DATA_ON_DEVICE and VALIDATION:
+    if STRATEGY == "single" and DATA_ON_DEVICE and VALIDATION:
         x_val, y_val = tf.constant(x_val), tf.constant(y_val)
-    if not DATA_ON_DEVICE:
+    if STRATEGY == "single" and not DATA_ON_DEVICE:
         orders = (shuffled(samples, epoch) for epoch in range(EPOCHS))
         batches = batches_from_files(x_train, y_train, orders, steps_per_epoch)
-    if VALIDATION and not DATA_ON_DEVICE:
+    if STRATEGY == "single" and VALIDATION and not DATA_ON_DEVICE:
         val_batches = batches_from_files(x_val, y_val, [np.arange(val_samples)] * EPOCHS, val_steps)
+    if STRATEGY != "single" and DATA_ON_DEVICE:
+        train_data = on_each_device(strategy, x_train, y_train)
+    if STRATEGY != "single" and DATA_ON_DEVICE and VALIDATION:
+        val_data = on_each_device(strategy, x_val, y_val)
+    if STRATEGY != "single" and not DATA_ON_DEVICE:
+        orders = (shuffled(samples, epoch) for epoch in range(EPOCHS))
+        train_data = shares_from_files(strategy, x_train, y_train, orders, steps=steps_per_epoch, parts=ACCUMULATE)
+    if STRATEGY != "single" and VALIDATION and not DATA_ON_DEVICE:
+        val_orders = [np.arange(val_samples)] * EPOCHS
+        val_data = shares_from_files(strategy, x_val, y_val, val_orders, steps=val_steps, parts=1)
 
     # The model, its loss and its optimizer; compiled only so that the saved file holds all three.
-    model = build_model()
-    optimizer = build_optimizer()
-    optimizer.build(model.trainable_variables)
+    if STRATEGY == "single":
+        model = build_model()
+        optimizer = build_optimizer()
+        optimizer.build(model.trainable_variables)
+    if STRATEGY != "single":
+        with strategy.scope():  # every replica gets a copy of each variable
+            model = build_model()
+            optimizer = build_optimizer()
+            optimizer.build(model.trainable_variables)
+        own_random_numbers(strategy, model)
+    if STRATEGY != "single" and MODEL != "mlp":
+        synchronize(model, over_replicas=True)
     if TASK == "classification":
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss_function, metrics=["accuracy"])
@@ -144,6 +183,8 @@ def train(
         if "GPU" not in model.variables[0].value.device:
             raise RuntimeError(f"A GPU was asked for, but the weights lie on {model.variables[0].value.device}.")
         device = f"/GPU:{DEVICE_INDEX}"
+    if ACCELERATOR == "tpu":
+        device = "/TPU:0"
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     if ACCELERATOR == "gpu":
         versions["cuda"] = tf.sysconfig.get_build_info().get("cuda_version", "")
@@ -152,65 +193,114 @@ def train(
         total_steps = EPOCHS * steps_per_epoch
         optimizer.learning_rate.assign(LEARNING_RATE * rate_factor(0, total_steps))
     report("model", parameters=parameter_count(model), layers=layer_table(model))
-    report(
-        "started",
-        device=device,
-        device_name=device_name,
-        versions=versions,
-        steps_per_epoch=steps_per_epoch,
-        train_samples=samples,
-        val_samples=val_samples,
-        learning_rate=float(optimizer.learning_rate.numpy()),
-    )
+    started = {
+        "device": device,
+        "device_name": device_name,
+        "versions": versions,
+        "steps_per_epoch": steps_per_epoch,
+        "train_samples": samples,
+        "val_samples": val_samples,
+        "learning_rate": float(optimizer.learning_rate.numpy()),
+    }
+    if STRATEGY == "single" and ACCUMULATE > 1:
+        started |= {"strategy": STRATEGY, "replicas": 1, "per_replica": BATCH_SIZE}
+    if STRATEGY != "single":
+        started |= {"strategy": STRATEGY, "replicas": replicas, "per_replica": math.ceil(BATCH_SIZE / replicas)}
+        started["backend"] = {"cpu": "ring", "gpu": "nccl", "tpu": "xla"}[ACCELERATOR]
+    report("started", **started)
 
-    def measure(x: tf.Tensor, y: tf.Tensor, training: bool) -> tf.Tensor:
-        """The loss of this one batch and, for classes, its accuracy."""
-        if X_SCALE != 1.0:
-            x = tf.cast(x, tf.float32) / X_SCALE
-        logits = tf.cast(model(x, training=training), tf.float32)
-        loss = loss_function(y, logits)
-        if MODEL == "own":
-            loss += sum(model.losses)  # the regularisation that your layers ask for
-        if TASK == "classification":
-            accuracy = tf.reduce_mean(tf.cast(tf.argmax(logits, axis=1) == y, tf.float32))
-            measured = tf.stack([loss, accuracy])
-        if TASK == "regression":
-            measured = tf.stack([loss])
-        return measured
+    if STRATEGY == "single":
 
-    @tf.function(autograph=False, jit_compile=COMPILE)
-    def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """One update of the weights; gives what was measured before it."""
-        with tf.GradientTape() as tape:
-            measured = measure(x, y, training=True)
-            objective = measured[0]
-            if OPTIMIZER != "adamw" and OPTIMIZER_ARGS["weight_decay"] > 0:
-                # The gradient of half the squared weights is what PyTorch adds: weight_decay * weight.
-                squares = tf.add_n([tf.nn.l2_loss(weight) for weight in model.trainable_variables])
-                objective += OPTIMIZER_ARGS["weight_decay"] * squares
-            if PRECISION == "fp16":
-                objective = optimizer.scale_loss(objective)
-        gradients = tape.gradient(objective, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-        return measured
+        def measure(x: tf.Tensor, y: tf.Tensor, training: bool) -> tf.Tensor:
+            """The loss of this one batch and, for classes, its accuracy."""
+            if X_SCALE != 1.0:
+                x = tf.cast(x, tf.float32) / X_SCALE
+            logits = tf.cast(model(x, training=training), tf.float32)
+            loss = loss_function(y, logits)
+            if MODEL == "own":
+                loss += sum(model.losses)  # the regularisation that your layers ask for
+            if TASK == "classification":
+                accuracy = tf.reduce_mean(tf.cast(tf.argmax(logits, axis=1) == y, tf.float32))
+                measured = tf.stack([loss, accuracy])
+            if TASK == "regression":
+                measured = tf.stack([loss])
+            return measured
 
-    kinds = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)]
+        if ACCUMULATE == 1:
 
-    @tf.function(input_signature=kinds)  # one graph for blocks of any length
-    def train_block(order: tf.Tensor, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
-        """One step for each learning rate, from batch `first` of the epoch on: (steps, measured values)."""
-        measured = tf.TensorArray(tf.float32, size=tf.size(rates))
-        for i in tf.range(tf.size(rates)):
-            if DATA_ON_DEVICE:
-                rows = order[(first + i) * BATCH_SIZE : (first + i + 1) * BATCH_SIZE]  # the last ones may be fewer
-                x, y = tf.gather(x_train, rows), tf.gather(y_train, rows)
-            else:
-                x, y = next(batches)
-            optimizer.learning_rate.assign(rates[i])
-            measured = measured.write(i, train_step(x, y))
-        return measured.stack()
+            @tf.function(autograph=False, jit_compile=COMPILE)
+            def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+                """One update of the weights; gives what was measured before it."""
+                with tf.GradientTape() as tape:
+                    measured = measure(x, y, training=True)
+                    objective = measured[0]
+                    if OPTIMIZER != "adamw" and OPTIMIZER_ARGS["weight_decay"] > 0:
+                        # The gradient of half the squared weights is what PyTorch adds: weight_decay * weight.
+                        squares = tf.add_n([tf.nn.l2_loss(weight) for weight in model.trainable_variables])
+                        objective += OPTIMIZER_ARGS["weight_decay"] * squares
+                    if PRECISION == "fp16":
+                        objective = optimizer.scale_loss(objective)
+                gradients = tape.gradient(objective, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+                return measured
 
-    if VALIDATION:
+        if ACCUMULATE > 1:
+            totals = [tf.Variable(tf.zeros(weight.shape), trainable=False) for weight in model.trainable_variables]
+
+            @tf.function(autograph=False, jit_compile=COMPILE)
+            def add_part(x: tf.Tensor, y: tf.Tensor, portion: tf.Tensor) -> tf.Tensor:
+                """Adds up the gradients of a part, this portion of its batch; gives what was measured."""
+                with tf.GradientTape() as tape:
+                    measured = measure(x, y, training=True)
+                    objective = portion * measured[0]
+                    if OPTIMIZER != "adamw" and OPTIMIZER_ARGS["weight_decay"] > 0:
+                        # The gradient of half the squared weights is what PyTorch adds: weight_decay * weight.
+                        squares = tf.add_n([tf.nn.l2_loss(weight) for weight in model.trainable_variables])
+                        objective += portion * OPTIMIZER_ARGS["weight_decay"] * squares
+                    if PRECISION == "fp16":
+                        objective = optimizer.scale_loss(objective)
+                gradients = tape.gradient(objective, model.trainable_variables)
+                for total, gradient in zip(totals, gradients, strict=True):
+                    total.assign_add(gradient)
+                return measured
+
+            @tf.function
+            def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+                """One update of the weights with the gradients of all parts; gives what was measured before it."""
+                rows = tf.cast(tf.shape(y)[0], tf.float32)
+                if TASK == "classification":
+                    sums = tf.zeros([2])
+                if TASK == "regression":
+                    sums = tf.zeros([1])
+                for j in tf.range(
+                    tf.minimum(ACCUMULATE, tf.shape(y)[0])
+                ):  # a graph of the same size for any number
+                    size = tf.cast(tf.shape(y[j::ACCUMULATE])[0], tf.float32)
+                    sums += size * add_part(x[j::ACCUMULATE], y[j::ACCUMULATE], size / rows)
+                optimizer.apply([tf.identity(total) for total in totals], model.trainable_variables)
+                for total in totals:
+                    total.assign(tf.zeros_like(total))
+                return sums / rows
+
+        kinds = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)]
+
+        @tf.function(input_signature=kinds)  # one graph for blocks of any length
+        def train_block(order: tf.Tensor, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
+            """One step for each learning rate, from batch `first` of the epoch on: (steps, measured values)."""
+            measured = tf.TensorArray(tf.float32, size=tf.size(rates))
+            for i in tf.range(tf.size(rates)):
+                if DATA_ON_DEVICE:
+                    rows = order[
+                        (first + i) * BATCH_SIZE : (first + i + 1) * BATCH_SIZE
+                    ]  # the last ones may be fewer
+                    x, y = tf.gather(x_train, rows), tf.gather(y_train, rows)
+                else:
+                    x, y = next(batches)
+                optimizer.learning_rate.assign(rates[i])
+                measured = measured.write(i, train_step(x, y))
+            return measured.stack()
+
+    if STRATEGY == "single" and VALIDATION:
         val_step = tf.function(measure, autograph=False, jit_compile=COMPILE)
 
         @tf.function
@@ -226,6 +316,11 @@ def train(
                 measured = measured.write(i, val_step(x, y, training=False))
             return measured.stack()
 
+    if STRATEGY != "single":
+        train_block = compile_training(strategy, model, optimizer, train_data, sizes)
+    if STRATEGY != "single" and VALIDATION:
+        validate = compile_validation(strategy, model, val_data, val_sizes)
+
     report("status", text="compiling")
     base_rate = LEARNING_RATE
     step = 0  # steps done
@@ -233,13 +328,24 @@ def train(
     if PRECISION == "fp16":
         skipped = 0  # steps in a row without a finite loss
     for epoch in range(EPOCHS):
-        order = tf.constant(shuffled(samples, epoch))
+        if STRATEGY != "tpu":
+            order = tf.constant(shuffled(samples, epoch))
+        if STRATEGY == "tpu":
+            order = tf.constant(padded(shuffled(samples, epoch), steps_per_epoch, replicas, ACCUMULATE))
         history = []
         seconds = 0.0
         position = 0  # batches done in this epoch
         while position < steps_per_epoch:
             asked = control()
+            if STRATEGY == "multi_worker":
+                asked, length = from_first(strategy, asked, base_rate, length)
             if asked.get("stop"):
+                if STRATEGY == "multi_worker":  # noqa: SIM102 - an exported program has this or not
+                    if not first_worker:
+                        over_workers(strategy, tf.constant(0.0))  # until the first one has saved
+                        return
+                if STRATEGY != "single" and MODEL != "mlp":
+                    synchronize(model, over_replicas=False)
                 save(model, save_to / "checkpoint.keras")
                 seeds = [v.numpy().tolist() for v in model.variables if "seed_generator_state" in v.path]
                 state = {"step": step, "epoch": epoch + 1, "position": position, "learning_rate": base_rate}
@@ -248,6 +354,8 @@ def train(
                 (save_to / "new-checkpoint.json").replace(save_to / "checkpoint.json")
                 report("checkpoint", path=str(save_to / "checkpoint.keras"), step=step)
                 save(model, save_to / "model.keras")
+                if STRATEGY == "multi_worker":
+                    over_workers(strategy, tf.constant(0.0))
                 return
             base_rate = asked.get("learning_rate", base_rate)
             count = min(length, steps_per_epoch - position)
@@ -292,7 +400,14 @@ def train(
             values["val_accuracy"] = float(means[1])
         report("epoch", epoch=epoch + 1, step=step, **values, seconds=seconds)
 
-    save(model, save_to / "model.keras")
+    if STRATEGY != "single" and MODEL != "mlp":
+        synchronize(model, over_replicas=False)
+    if STRATEGY != "multi_worker":
+        save(model, save_to / "model.keras")
+    if STRATEGY == "multi_worker":
+        if first_worker:
+            save(model, save_to / "model.keras")
+        over_workers(strategy, tf.constant(0.0))  # the others wait until the first one has saved
 
 
 if __name__ == "__main__":

@@ -1,0 +1,196 @@
+"""How a run is spread over devices: the strategy, and what its replicas and workers agree on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from settings import ACCELERATOR, DEVICES, NODES, STRATEGY
+
+
+@cache  # a second one in this process would take the collectives of the first one for its own
+def make_strategy() -> tf.distribute.Strategy:
+    """The strategy over this run's devices; no other devices stay visible."""
+    if ACCELERATOR == "cpu" and STRATEGY in ("mirrored", "tpu") and DEVICES > 1:
+        # One processor plays several devices: what they compute is the same, only not faster.
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+    if ACCELERATOR == "gpu":
+        gpus = tf.config.list_physical_devices("GPU")
+        if STRATEGY == "mirrored":
+            wanted = list(range(DEVICES))
+        if STRATEGY == "multi_worker":
+            wanted = [place_on_machine()]  # each worker has one GPU for itself
+        if len(gpus) <= max(wanted):
+            raise RuntimeError(
+                f"GPU {max(wanted)} was asked for, and TensorFlow {tf.__version__} sees {len(gpus)} GPUs here. "
+                "Nothing was trained."
+            )
+        tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
+    if STRATEGY == "mirrored":
+        strategy = tf.distribute.MirroredStrategy([f"/{ACCELERATOR}:{i}" for i in range(DEVICES)])
+    elif STRATEGY == "multi_worker":
+        strategy = join_workers()
+    elif STRATEGY == "tpu" and ACCELERATOR == "tpu":
+        strategy = tpu_strategy()
+    elif STRATEGY == "tpu" and DEVICES == 1:
+        strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    elif STRATEGY == "tpu":
+        strategy = tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(DEVICES)])
+    return strategy
+
+
+def tpu_strategy() -> tf.distribute.Strategy:
+    """The strategy over the TPU of this machine, or an error in words; TensorFlow works on the CPU afterwards."""
+    if any(package.name == "tensorflow-tpu" for package in metadata.distributions()):
+        # These two would not end in an error that can be caught, but in minutes of waiting and in an abort.
+        vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+        if not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors):
+            raise RuntimeError(
+                "No TPU chip is on this machine's PCI bus: pick a TPU as hardware, then start anew."
+            )
+        library = Path(str(find_spec("libtpu").origin)).with_name("libtpu.so")
+        with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            if content.find(b"ConfigureDistributedTpuOp_DoWork") < 0:
+                raise RuntimeError(
+                    f"libtpu {metadata.version('libtpu')} no longer has what TensorFlow {tf.__version__} calls: "
+                    "pip install libtpu==0.0.21.1, then start anew."
+                )
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except tf.errors.OpError as error:
+        if "OpKernel" in str(error):
+            raise RuntimeError(
+                f"This TensorFlow {tf.__version__} is built without TPUs: "
+                "pip install tensorflow-tpu in place of tensorflow, then start anew."
+            ) from error
+        raise RuntimeError(
+            "TensorFlow cannot use the TPU. Most often another process holds it: "
+            f"end that one (sudo lsof /dev/accel* /dev/vfio/* names it), then start anew. It said: {error.message}"
+        ) from error
+    strategy = tf.distribute.TPUStrategy(resolver)
+    if strategy.num_replicas_in_sync != DEVICES:
+        raise RuntimeError(
+            f"The TPU here has {strategy.num_replicas_in_sync} devices: set DEVICES to that number."
+        )
+    return strategy
+
+
+def cluster() -> tuple[list[str], int]:
+    """The addresses of all workers, and which of them this process is."""
+    if "TF_CONFIG" not in os.environ:
+        raise RuntimeError(
+            f"This program is for {DEVICES * NODES} workers that train together: start it once for each, with "
+            'TF_CONFIG=\'{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": I}}\' '
+            "in its environment; I counts from 0, and the list is the same for all."
+        )
+    config = json.loads(os.environ["TF_CONFIG"])
+    workers = config["cluster"]["worker"]
+    if len(workers) != DEVICES * NODES:
+        raise RuntimeError(f"TF_CONFIG names {len(workers)} workers; this program is for {DEVICES * NODES}.")
+    return workers, config["task"]["index"]
+
+
+def place_on_machine() -> int:
+    """How many workers before this one are on its machine."""
+    workers, index = cluster()
+    hosts = [worker.rpartition(":")[0] for worker in workers]
+    return hosts[:index].count(hosts[index])
+
+
+def join_workers() -> tf.distribute.Strategy:
+    """The strategy over all workers, once each has come; an error if one does not."""
+    workers, index = cluster()
+    if NODES == 1:
+        patience = 12  # seconds
+    if NODES > 1:
+        patience = 600  # seconds: somebody starts them by hand
+    came: list[Any] = []
+
+    def join() -> None:
+        try:
+            came.append(tf.distribute.MultiWorkerMirroredStrategy())
+        except Exception as error:
+            came.append(error)
+
+    # TensorFlow waits for an hour and cannot be interrupted: it waits in a thread of its own.
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if not came:
+        missing = [worker for worker in workers if not answers(worker)]
+        raise TimeoutError(
+            f"Worker {index} of {len(workers)} waited {patience} s for the others to join. "
+            f"No answer from: {', '.join(missing) or 'none; one of them hangs'}."
+        )
+    if isinstance(came[0], Exception):
+        raise came[0]
+    return came[0]
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def unheard(event: str, **values: Any) -> None:
+    """The report of a worker that is not the first one."""
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
+    """The sum of all workers' values, on each of them; waits for the last one, as long as it takes."""
+
+    def summed(own: tf.Tensor) -> tf.Tensor:
+        # By way of the hosts, where waiting costs nothing: with NCCL a GPU would be kept busy.
+        ring = tf.distribute.experimental.CommunicationImplementation.RING
+        options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(own), options)
+
+    return strategy.experimental_local_results(strategy.run(summed, args=(values,)))[0]
+
+
+def from_first(
+    strategy: tf.distribute.Strategy, asked: dict[str, Any], rate: float, length: int
+) -> tuple[dict[str, Any], int]:
+    """What the first worker was asked to do, and the number of steps that it takes next: on every worker."""
+    told = [asked.get("stop", False), asked.get("learning_rate", rate), length]
+    if strategy.cluster_resolver.task_id > 0:
+        told = [0.0, 0.0, 0.0]
+    stop, rate, length = over_workers(strategy, tf.constant(told, tf.float64)).numpy().tolist()
+    return {"stop": stop > 0, "learning_rate": rate}, int(length)
+
+
+def own_random_numbers(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
+    """Let each replica draw its own: the first one those of a single device, the others different ones."""
+
+    def shift() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        for variable in model.variables:
+            if "seed_generator_state" in variable.path:
+                variable.assign_add([replica, 0])
+
+    tf.function(lambda: strategy.run(shift), autograph=False)()
+
+
+def synchronize(model: keras.Model, over_replicas: bool) -> None:
+    """Let batch normalisation see the rows of all replicas, or those of one as on a single device."""
+    for layer in model._flatten_layers():  # noqa: SLF001 - nothing public also finds the layers inside layers
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = over_replicas
