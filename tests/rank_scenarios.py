@@ -39,8 +39,8 @@ SCENARIOS = {
     "streamed images": (67, 35, {**CNN, "DATA_ON_DEVICE": False}),
     "cnn": (67, 35, CNN),  # a last batch of 3: fewer than four ranks
     "cnn dropout": (67, 35, {**CNN, "MODEL_ARGS": {**CNN["MODEL_ARGS"], "dropout": 0.5}}),
-    "resnet50": (7, 0, {"MODEL": "resnet50", "MODEL_ARGS": {}, "X_SCALE": 16.0, "OUTPUTS": 3, "VALIDATION": False,
-                        "BATCH_SIZE": 4, "EPOCHS": 1, "OPTIMIZER": "sgd", "OPTIMIZER_ARGS": SGD}),
+    "resnet50": (10, 0, {"MODEL": "resnet50", "MODEL_ARGS": {}, "X_SCALE": 16.0, "OUTPUTS": 3, "VALIDATION": False,
+                        "BATCH_SIZE": 6, "EPOCHS": 1, "OPTIMIZER": "sgd", "OPTIMIZER_ARGS": SGD}),
     "own": (67, 35, {"MODEL": "own", "X_SCALE": 16.0}),
     "bf16": (100, 40, {"PRECISION": "bf16"}),
     "fp16": (100, 40, {"PRECISION": "fp16"}),

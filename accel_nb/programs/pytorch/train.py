@@ -171,11 +171,11 @@ def train(
     report("model", parameters=sum(p.numel() for p in model.parameters()), layers=layers)
     if resume_from is not None:
         model.load_state_dict(saved["model"])
+    if STRATEGY in ("ddp", "fsdp") and MODEL in ("cnn", "resnet50", "own"):
+        model = whole_batch_norm(model, ranks)
     if ACTIVATION_CHECKPOINTING:
         recompute_activations(model)
     if STRATEGY in ("ddp", "fsdp"):
-        if MODEL in ("cnn", "resnet50", "own"):
-            model = whole_batch_norm(model, ranks)
         if STRATEGY == "ddp":
             model = replicate(model, ranks)
         else:
