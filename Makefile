@@ -5,12 +5,14 @@ SHELL := bash
 .NOTPARALLEL:
 
 VENV ?= .venv
+VENV_XLA ?= .venv-xla
 EXTRAS := pytorch,tensorflow,gpu,lab,test
 JOBS ?= 2
 LAB_ARGS ?=
 PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
+PY_XLA := $(VENV_XLA)/bin/python
 STAMP := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -19,7 +21,20 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10 python
 SUITS := import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 VERSION := import platform; print(platform.python_version())
 
-.PHONY: help lab test install lint unit browser nbval format notebooks bench clean check-python
+# Shell lines: sets `python` to PYTHON or the first that suits, or ends with the reason.
+define find-python
+python="$(PYTHON)"; \
+for name in $(PYTHONS); do \
+	if [ -z "$$python" ] && "$$name" -c '$(SUITS)' >/dev/null 2>&1; then python="$$name"; fi; \
+done; \
+if [ -z "$$python" ]; then \
+	echo "accel_nb: no Python 3.10 to 3.13 with its modules venv and ensurepip is among: $(PYTHONS)" >&2; \
+	echo "Install one (Debian, Ubuntu: python3 and python3-venv) or name one: make PYTHON=/path/to/python3.12 lab" >&2; \
+	exit 1; \
+fi
+endef
+
+.PHONY: help lab test test-xla install lint unit browser nbval format notebooks bench clean check-python
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -35,18 +50,22 @@ lab: install ## open JupyterLab on the first notebook
 test: lint unit browser nbval ## run every check and test
 	@echo "accel_nb: all checks and tests passed"
 
+test-xla: check-python ## test PyTorch's TPU program on XLA's CPU runtime (7 GB in .venv-xla, or in VENV_XLA)
+	@$(find-python); \
+	if ! $(PY_XLA) -c pass 2>/dev/null; then \
+		echo "accel_nb: making $(VENV_XLA) with Python $$("$$python" -c '$(VERSION)') ($$python)"; \
+		rm -rf $(VENV_XLA); \
+		"$$python" -m venv $(VENV_XLA) && echo '*' > $(VENV_XLA)/.gitignore || exit 1; \
+	fi
+	@echo "accel_nb: installing torch_xla and the PyTorch that it fits into $(VENV_XLA) (minutes, once)"
+	@$(PY_XLA) -m pip install -qq -r tests/xla/requirements.txt -e .
+	@echo "accel_nb: tests of the torch_xla program"
+	@$(PY_XLA) -m pytest tests/xla $(PYTEST_ARGS)
+
 install: $(STAMP) ## install accel_nb and all it is tested with into .venv
 
 $(STAMP): pyproject.toml constraints.txt | check-python
-	@python="$(PYTHON)"; \
-	for name in $(PYTHONS); do \
-		if [ -z "$$python" ] && "$$name" -c '$(SUITS)' >/dev/null 2>&1; then python="$$name"; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-		echo "accel_nb: no Python 3.10 to 3.13 with its modules venv and ensurepip is among: $(PYTHONS)" >&2; \
-		echo "Install one (Debian, Ubuntu: python3 and python3-venv) or name one: make PYTHON=/path/to/python3.12 lab" >&2; \
-		exit 1; \
-	fi; \
+	@$(find-python); \
 	if ! $(PY) -c pass 2>/dev/null; then \
 		echo "accel_nb: making $(VENV) with Python $$("$$python" -c '$(VERSION)') ($$python)"; \
 		rm -rf $(VENV); \
@@ -81,7 +100,7 @@ lint: install ## check style and types (ruff, mypy) and the notebooks' form
 
 unit: install ## run the tests of the package, JOBS at a time
 	@echo "accel_nb: tests of the package, $(JOBS) at a time"
-	@$(PY) -m pytest tests --ignore=tests/browser -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore=tests/browser --ignore=tests/xla -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 browser: install ## run the tests in a real browser (skipped where no Chromium is found)
 	@echo "accel_nb: tests in Chromium on JupyterLab"
@@ -102,5 +121,5 @@ bench: install ## run the benchmarks, one after the other
 	@for script in benchmarks/*.py; do echo "accel_nb: $$script"; $(PY) "$$script" || exit 1; done
 
 clean: ## remove what make made; runs and notebooks stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-xla build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ import torch
 import torch_xla
 from devices import everywhere, find_device, on_cpu
 from models import cnn, mlp, resnet50
+from norms import as_elsewhere
 from parts import layer_table, save, stored
 from reports import csv_report, no_control, print_report, rate_factor
 from rows import batches_of_files, batches_of_lines, real_rows, row_table
@@ -177,8 +178,7 @@ def train(
     if DATA_ON_DEVICE and VALIDATION:
         val_table = torch.from_numpy(val_table).to(device)
     if MODEL != "mlp":
-        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-        normalises = any(isinstance(layer, norms) for layer in model.modules())
+        normalises = as_elsewhere(model)
         if normalises and (width != BATCH_SIZE or batch_sizes[-1] != BATCH_SIZE):
             raise ValueError(
                 "The model has batch normalisation, which would also see the rows that fill up a batch. It needs "
@@ -212,25 +212,27 @@ def train(
             found = batches_of_files(x, y, table, device, mesh)
         return found
 
-    @torch.no_grad()
-    def evaluate() -> dict[str, float]:
-        """Loss and accuracy over the whole validation set, each sample counted once."""
-        model.eval()
-        at = torch.zeros(1, dtype=torch.int64).to(device)
-        sums = torch.zeros(len(val_table), 2).to(device)
-        if DEVICES > 1:
-            everywhere([at, sums], mesh)
-        for x, y in batches(x_val, y_val, val_table, at):
-            real, _ = real_rows(at, width, val_samples, 1)
-            sums.index_add_(0, at, measure(forward(model, x), y, real)[None])
-            at += 1
-            torch_xla.sync()
-        means = sums.cpu().double().sum(0) / val_samples
-        if TASK == "classification":
-            measured = {"val_loss": means[0].item(), "val_accuracy": means[1].item()}
-        else:
-            measured = {"val_loss": means[0].item()}
-        return measured
+    if VALIDATION:
+
+        @torch.no_grad()
+        def evaluate() -> dict[str, float]:
+            """Loss and accuracy over the whole validation set, each sample counted once."""
+            model.eval()
+            at = torch.zeros(1, dtype=torch.int64).to(device)
+            sums = torch.zeros(len(val_table), 2).to(device)
+            if DEVICES > 1:
+                everywhere([at, sums], mesh)
+            for x, y in batches(x_val, y_val, val_table, at):
+                real, _ = real_rows(at, width, val_samples, 1)
+                sums.index_add_(0, at, measure(forward(model, x), y, real)[None])
+                at += 1
+                torch_xla.sync()
+            means = sums.cpu().double().sum(0) / val_samples
+            if TASK == "classification":
+                measured = {"val_loss": means[0].item(), "val_accuracy": means[1].item()}
+            else:
+                measured = {"val_loss": means[0].item()}
+            return measured
 
     # PyTorch only notes down what is to be computed; `sync` has XLA compile the notes, if it does not know their
     # like yet, and starts the computation. Once a step: as one graph, each length of a block would be compiled.
@@ -248,7 +250,9 @@ def train(
         if DEVICES > 1:
             everywhere([at, kept], mesh)
         parts = batches(x_train, y_train, table, at)
-        epoch_losses, epoch_accuracies = [], []
+        epoch_losses = []
+        if TASK == "classification":
+            epoch_accuracies = []
         seconds = 0.0
         begun = 0  # the step of this epoch with which the block began
         model.train()
