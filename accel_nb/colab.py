@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MOUNT = Path("/content/drive")  # where Colab's own notebooks mount Google Drive
 KEPT = "accel_nb-runs"  # the folder on Drive
+SETTLED = 5.0  # seconds until a run that nobody trains any more is known to have ended
 ANSWER = 3.0  # seconds that the page has to tell what the notebook asks for
 
 # What a notebook asks for, in its metadata -> the kind of accelerator, a part of its name, as Colab's menu says it
@@ -220,6 +222,33 @@ def keep_on_drive(
         base = mount_drive(timeout)
         return Copies(source, base, KEPT)
     return Copies(source, Path(to).expanduser().absolute())
+
+
+def bring_back(name: str = "", kept: str | PathLike[str] | None = None, timeout: float = 120) -> Run:
+    """A run that was kept on Google Drive, copied to this machine: `bring_back().resume()` trains it on.
+
+    Parameters
+    ----------
+    name : of the run; default the newest one there.
+    kept : another folder in which runs were kept; Drive is not mounted then, and this works anywhere.
+    timeout : seconds in which the person may allow the access to Drive.
+
+    A run that is on this machine already is returned as it is. AccelNbError if there is none of that name.
+    """
+    from accel_nb.copies import bring_back as copied
+    from accel_nb.folder import directories, known, runs_folder
+
+    folder = mount_drive(timeout) / KEPT if kept is None else Path(kept).expanduser().absolute()
+    there = {path.name: path for path in directories(folder)}
+    wanted = name or next(reversed(there), "")
+    if wanted not in there:
+        newest = ", ".join(list(there)[:-6:-1]) or "none"
+        raise AccelNbError(f"There is no run {wanted!r} in {folder}. There are, the newest first: {newest}.")
+    run = known(copied(there[wanted], runs_folder())).attach()
+    end = time.monotonic() + SETTLED
+    while not run.ended and time.monotonic() < end:  # that the worker of a lost machine is gone shows in a moment
+        time.sleep(0.05)
+    return run
 
 
 def _told(problem: BaseException) -> str:

@@ -136,14 +136,11 @@ class Copies:
         self.folder.mkdir(exist_ok=True)
 
     def _copy(self, run: Path, to: Path) -> None:
-        files = sorted(_files(run), key=lambda path: (LAST.index(path.name) if path.name in LAST else -1, path))
-        for path in files:
-            target = to / path.relative_to(run)
+        for path, target in pairs(run, to):
             with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
                 told = path.stat()
                 mark = (told.st_size, told.st_mtime_ns)
                 if self._files.get(target) != mark and not _same(path, target):
-                    target.parent.mkdir(parents=True, exist_ok=True)
                     copy(path, target)
                 self._files[target] = mark
 
@@ -184,11 +181,27 @@ class Copies:
             display(bundle, raw=True, display_id=self._handle.display_id, update=True)
 
 
+def pairs(run: Path, to: Path) -> list[tuple[Path, Path]]:
+    """Each file of a run and where its copy goes, in the order in which they are to be copied."""
+    files = sorted(_files(run), key=lambda path: (LAST.index(path.name) if path.name in LAST else -1, path))
+    return [(path, to / path.relative_to(run)) for path in files]
+
+
+def bring_back(kept: Path, folder: Path) -> Path:
+    """Copy a run from where it was kept into the folder of runs; its directory there. One that is there stays."""
+    directory = folder / kept.name
+    if not (directory / "plan.json").is_file():
+        for path, target in pairs(kept, directory):
+            copy(path, target)
+    return directory
+
+
 def copy(source: Path, target: Path) -> None:
     """Copy a file: written beside, read back, compared, renamed. OSError if what is read back differs.
 
     A file that grows meanwhile is copied as far as it had grown at the start.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.part")
     try:
         with source.open("rb") as file, beside.open("wb") as out:

@@ -12,7 +12,7 @@ from panel import until
 
 import accel_nb as anb
 from accel_nb import copies as module
-from accel_nb.colab import keep_on_drive
+from accel_nb.colab import bring_back, keep_on_drive
 from accel_nb.copies import Copies, copy
 from accel_nb.errors import AccelNbError
 from accel_nb.folder import known
@@ -196,11 +196,40 @@ def test_a_real_run_is_copied_while_it_trains_and_can_be_read_there(
     assert again.model() is not None
 
 
+def test_a_run_is_brought_back_and_trained_on(runs_folder, kept, keep, monkeypatch):
+    """A machine is lost while a run trains on it; the next one takes the run up from what was copied of it."""
+    monkeypatch.setattr(module, "TRAINING", 0.1)
+    copies = keep(runs_folder)
+    run = anb.train(epochs=60, checkpoint_epochs=1, wait=False)
+    until((kept / run.name / "checkpoint.pt").is_file, "a checkpoint in the copy")
+    until((kept / run.name / "events.jsonl").is_file, "the events of it")
+    copies.stop()
+    run.kill()
+    monkeypatch.setenv("ACCEL_NB_RUNS", str(runs_folder.with_name("another-machine")))
+    back = bring_back(kept=kept)
+    assert back.directory != run.directory
+    assert (back.name, back.status) == (run.name, "failed")
+    assert bring_back(run.name, kept=kept) is back  # it is here now
+    before = back.history.loss.copy()
+    back.resume().wait()
+    assert back.status == "done"
+    assert len(back.history) == back.total_steps > len(before)
+    assert (back.history.loss[: len(before)] == before).all()
+
+
+def test_a_run_that_was_not_kept_is_told_with_those_that_were(tmp_path, kept):
+    with pytest.raises(AccelNbError, match=r"no run '' in .*newest first: none"):
+        bring_back(kept=kept)
+    made(kept)
+    with pytest.raises(AccelNbError, match=r"no run 'x' in .*newest first: 20261130-120000-made\."):
+        bring_back("x", kept=kept)
+
+
 def test_the_cell_shows_one_line_that_is_replaced(tmp_path):
     """In a real kernel; markup in a folder's name is text."""
     folder = tmp_path / "<b>runs"
     cells = [
-        "import accel_nb as anb\nfrom accel_nb.colab import keep_on_drive",
+        "import accel_nb as anb\nfrom accel_nb.colab import bring_back, keep_on_drive",
         f"copies = keep_on_drive(to={str(tmp_path)!r})",
         "anb.train(epochs=1)",
         "copies.wait(60);",
