@@ -45,8 +45,8 @@ def join() -> Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:
         limit = timedelta(minutes=10)
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(os.environ["MASTER_ADDR"]))
+        if NODES > 1:
+            choose_interface()
     if ACCELERATOR == "gpu":
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=limit)
     else:
@@ -56,8 +56,14 @@ def join() -> Ranks:
     return Ranks(group)
 
 
+def choose_interface() -> None:
+    """Has gloo use the network interface that leads to the first machine; by itself it goes by the host's name."""
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_to(os.environ["MASTER_ADDR"])
+
+
 def interface_to(address: str) -> str:
-    """The network interface through which this machine reaches another one; gloo would go by the host's name."""
+    """The name of the network interface through which this machine reaches another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # looks for the way; nothing is sent
         mine = probe.getsockname()[0]
@@ -83,9 +89,7 @@ def silent(event: str, **values: Any) -> None:
 def ask(control: Callable[[], dict[str, Any]], rate: float, block: int, ranks: Ranks) -> tuple[Any, ...]:
     """Whether to stop, whether to write a checkpoint, the base learning rate, the steps of the next block.
 
-    All as rank 0 has them.
-
-    The wait of the others, on the CPU, costs nothing and may last as long as `control` does.
+    All as rank 0 has them. The others wait on the CPU, at no cost, for as long as `control` takes.
     """
     word = torch.zeros(4, dtype=torch.float64)
     if ranks.rank == 0:
@@ -93,8 +97,8 @@ def ask(control: Callable[[], dict[str, Any]], rate: float, block: int, ranks: R
         wishes = [bool(asked.get("stop")), bool(asked.get("checkpoint")), asked.get("learning_rate", rate), block]
         word = torch.tensor(wishes, dtype=torch.float64)
     dist.broadcast(word, 0, group=ranks.group)
-    stop, checkpoint, rate, block = word.tolist()
-    return bool(stop), bool(checkpoint), rate, int(block)
+    stop, due, rate, block = word.tolist()
+    return bool(stop), bool(due), rate, int(block)
 
 
 def summed(parts: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
