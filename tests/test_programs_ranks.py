@@ -35,10 +35,10 @@ TESTS = Path(__file__).parent
 # What runs where; each start of processes costs seconds. FSDP differs from DDP in the weights, not in the samples.
 TWO = [f"ddp:{name}" for name in SCENARIOS] + [
     f"fsdp:{name}"
-    for name in ("uneven", "one small batch", "odd", "accumulate", "resnet50", "own", "bf16", "fp16 overflow",
+    for name in ("uneven", "one small batch", "odd", "accumulate", "resnet50", "own", "fp16 overflow",
                  "cnn again", "own again", "own in two", "stop", "diverges")
 ]  # fmt: skip
-FOUR = ["ddp:one row", "ddp:accumulate little", "ddp:odd", "ddp:own", "fsdp:one row", "fsdp:cnn", "fsdp:own again"]
+FOUR = ["ddp:one row", "ddp:accumulate little", "ddp:own", "fsdp:one row", "fsdp:cnn", "fsdp:own again"]
 EXACT = {"rtol": 2e-6, "atol": 1e-6}  # float32, added up in another order
 HALF = {"rtol": 1e-3, "atol": 1e-3}  # bfloat16 and float16 round at the third digit
 
@@ -444,7 +444,7 @@ def test_every_way_to_spread_gives_a_program_without_loose_ends(tmp_path):
     )
     names = "MODEL|STRATEGY|NODES|ACCELERATOR|PRECISION|ACCUMULATE|COMPILE|OPTIMIZER|TASK|DATA_ON_DEVICE"
     for i, (strategy, model, accelerator, precision, accumulate) in enumerate(choices):
-        if i % 5:  # 5 shares no factor with the numbers of choices: each pair of choices still meets
+        if i % 7:  # 7 shares no factor with the numbers of choices: each pair of choices still meets
             continue
         optimizer = ("adam", "adamw", "sgd", "rmsprop")[i % 4]
         settings = {
