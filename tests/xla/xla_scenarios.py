@@ -119,7 +119,7 @@ def compilations() -> int:
     return metrics.counter_value("UncachedCompile") or 0
 
 
-def told(module, control=None) -> dict:
+def told(module, control=None, **more) -> dict:
     """What a run reported, how many graphs it compiled, its weights at the end, and its error if it has one."""
     events: list[dict] = []
     out = {"events": events, "error": None}
@@ -132,7 +132,7 @@ def told(module, control=None) -> dict:
 
     try:
         module.train(report=lambda event, **v: events.append({"event": event, **v}), control=counted,
-                     save_to=module.HERE / "repeat")  # fmt: skip
+                     save_to=module.HERE / "repeat", **more)  # fmt: skip
     except Exception as error:
         out["error"] = f"{type(error).__name__}: {error}"
         out["traceback"] = traceback.format_exc()
@@ -200,7 +200,11 @@ def group_2(folder: Path) -> dict:
 
     module = blocks_of(program("torch_xla", plain, **DROPOUT, **two), {"BLOCK_SECONDS": 1e-9})
     out["stopped"] = told(module, lambda call: {"stop": True} if call > 7 else {})
-    state = torch.load(plain / "repeat/checkpoint.pt", weights_only=True)
+    (plain / "repeat/checkpoint.pt").rename(plain / "seven.pt")
+    for name, more in {"resumed": {}, "resumed_streamed": {"DATA_ON_DEVICE": False}}.items():
+        module = program("torch_xla", plain, **DROPOUT, **two, **more)
+        out[name] = told(module, resume_from=plain / "seven.pt")
+    state = torch.load(plain / "seven.pt", weights_only=True)
     names = ("step", "epoch", "position", "learning_rate")
     out["stopped"]["state"] = {name: state[name] for name in names}
     model = module.build_model()  # a plain one, and a plain optimizer: both take what was saved

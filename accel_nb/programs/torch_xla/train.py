@@ -109,7 +109,7 @@ def measure(outputs: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch
     return torch.stack([torch.where(real, losses, torch.zeros_like(losses)).sum(), hits.float().sum()])
 
 
-def begin(optimizer: torch.optim.Optimizer) -> None:
+def prepare(optimizer: torch.optim.Optimizer) -> None:
     """Gives the optimizer what it else makes in its first step, which would be another graph than the others."""
     names = []
     if OPTIMIZER in ("adam", "adamw"):
@@ -129,9 +129,15 @@ def train(
     report: Callable[..., None] = print_report,
     control: Callable[[], dict[str, Any]] = no_control,
     save_to: str | Path = HERE / "repeat",
+    resume_from: str | Path | None = None,
 ) -> None:
-    """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`."""
+    """Trains, tells `report` what happens, obeys `control` between blocks of steps, saves to `save_to`.
+
+    `resume_from`: a checkpoint of this run, to go on from there.
+    """
     save_to = Path(save_to)
+    if resume_from is not None:
+        saved = torch.load(resume_from, map_location="cpu", weights_only=True)
     device, device_name, mesh = find_device()
 
     # The model: its first weights, its table of layers and its checks need no TPU.
@@ -139,6 +145,8 @@ def train(
     model = build_model()
     layers = layer_table(model, torch.device("cpu"))
     report("model", parameters=sum(p.numel() for p in model.parameters()), layers=layers)
+    if resume_from is not None:
+        model.load_state_dict(saved["model"])
     model = model.to(device)
     torch_xla.manual_seed(SEED)  # dropout's random numbers
 
@@ -154,7 +162,11 @@ def train(
         optimizer = torch.optim.RMSprop(
             weights, lr=LEARNING_RATE, foreach=False, capturable=True, **OPTIMIZER_ARGS
         )
-    begin(optimizer)
+    prepare(optimizer)
+    if resume_from is not None:
+        if OPTIMIZER != "sgd":
+            saved["optimizer"]["param_groups"][0]["capturable"] = True
+        optimizer.load_state_dict(saved["optimizer"])
     if DEVICES > 1:
         everywhere([*model.parameters(), *model.buffers()], mesh)
         everywhere([value for state in optimizer.state.values() for value in state.values()], mesh)
@@ -240,35 +252,52 @@ def train(
     base_rate = LEARNING_RATE
     step = 0  # steps done
     block = 1  # steps from one fetch of the losses to the next
-    for epoch in range(1, EPOCHS + 1):
+    begin, begun = 1, 0  # the first epoch, and the step of an epoch with which a block begins
+    epoch_losses, seconds = [], 0.0
+    if TASK == "classification":
+        epoch_accuracies = []
+    if resume_from is not None:
+        begin, begun, step, base_rate = saved["epoch"], saved["position"], saved["step"], saved["learning_rate"]
+        epoch_losses, seconds = saved["losses"], saved["seconds"]
+        if TASK == "classification":
+            epoch_accuracies = saved["accuracies"]
+        xla_model.set_rng_state(saved["random_xla"])
+        report("status", text=f"going on from step {step}")
+
+    def keep(epoch: int, position: int) -> None:
+        """Writes the checkpoint: `position` batches of this epoch are done."""
+        state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
+        state.update(model=on_cpu(model.state_dict()), optimizer=on_cpu(optimizer.state_dict()))
+        state["optimizer"]["param_groups"][0].pop("capturable", None)  # as elsewhere
+        state.update(random_xla=xla_model.get_rng_state(), losses=epoch_losses, seconds=seconds)
+        if TASK == "classification":
+            state["accuracies"] = epoch_accuracies
+        try:
+            save(state, save_to / "checkpoint.pt")
+            report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
+        except (OSError, RuntimeError) as problem:  # PyTorch tells a full disk as the latter
+            report("warning", text=f"The checkpoint of step {step} was not written: {problem}")
+
+    for epoch in range(begin, EPOCHS + 1):
         order = np.random.default_rng([SEED, epoch - 1]).permutation(len(y_train))[:samples]
         table = row_table(order, width, ACCUMULATE)
         if DATA_ON_DEVICE:
             table = torch.from_numpy(table).to(device)
-        at = torch.zeros(1, dtype=torch.int64).to(device)  # the line of the table
+        if not DATA_ON_DEVICE:
+            table = table[begun * ACCUMULATE :]
+        at = torch.full((1,), begun * ACCUMULATE).to(device)  # the line of the table
         kept = torch.zeros(steps_per_epoch, 2).to(device)  # what is measured in the steps of this epoch
         if DEVICES > 1:
             everywhere([at, kept], mesh)
         parts = batches(x_train, y_train, table, at)
-        epoch_losses = []
-        if TASK == "classification":
-            epoch_accuracies = []
-        seconds = 0.0
-        begun = 0  # the step of this epoch with which the block began
         model.train()
-        for position in range(steps_per_epoch):
+        for position in range(begun, steps_per_epoch):
             if position == begun:
                 asked = control()  # may wait here: that is the pause
                 base_rate = asked.get("learning_rate", base_rate)
+                if asked.get("stop") or asked.get("checkpoint"):
+                    keep(epoch, position)
                 if asked.get("stop"):
-                    # `position` counts the batches done in this epoch
-                    state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
-                    state.update(model=on_cpu(model.state_dict()), optimizer=on_cpu(optimizer.state_dict()))
-                    state["optimizer"]["param_groups"][0].pop("capturable", None)
-                    state["random_cpu"] = torch.get_rng_state()
-                    state["random_xla"] = xla_model.get_rng_state()
-                    save(state, save_to / "checkpoint.pt")
-                    report("checkpoint", path=str(save_to / "checkpoint.pt"), step=step)
                     save(on_cpu(model.state_dict()), save_to / "model.pt")
                     return
                 block_began = time.perf_counter()
@@ -320,6 +349,10 @@ def train(
             measured.update(evaluate())
             seconds += time.perf_counter() - began
         report("epoch", epoch=epoch, step=step, **measured, seconds=seconds)
+        begun, epoch_losses, seconds = 0, [], 0.0
+        if TASK == "classification":
+            epoch_accuracies = []
+    keep(EPOCHS + 1, 0)  # to train longer from here
     save(on_cpu(model.state_dict()), save_to / "model.pt")
 
 
