@@ -188,7 +188,6 @@ def group_8(folder: Path) -> dict:
 def group_2(folder: Path) -> dict:
     """Two devices: what differs from eight, and what does not depend on the number of devices."""
     listen()
-    import keras
 
     home = homes(folder)
     plain = home["plain"]
@@ -214,10 +213,15 @@ def group_2(folder: Path) -> dict:
 
     module = blocks_of(program("keras_jax", plain, **DROPOUT, **two), {"BLOCK_SECONDS": 1e-9})
     stopped = told(module, lambda call: {"stop": True} if call > 7 else {})
-    stopped["state"] = json.loads((plain / "repeat/checkpoint.json").read_text())
-    model = keras.saving.load_model(plain / "repeat/checkpoint.keras")
-    stopped["iterations"] = int(model.optimizer.iterations.numpy())
-    stopped["moments"] = max(float(np.abs(variable.numpy()).max()) for variable in model.optimizer.variables[2:])
+    state, (_, others, moments) = module.read_arrays(plain / "repeat/checkpoint.npz")
+    stopped["state"] = {name: state[name] for name in ("step", "epoch", "position", "learning_rate")}
+    stopped["draws"] = [int(array[1]) for array in others]
+    stopped["iterations"] = int(moments[0])
+    stopped["moments"] = max(float(np.abs(array).max()) for array in moments[2:])
+    rest: list[dict] = []
+    module.train(lambda event, **v: rest.append({"event": event, **v}), dict, plain / "repeat",
+                 plain / "repeat/checkpoint.npz")  # fmt: skip
+    stopped["resumed"] = [loss for event in rest if event["event"] == "batch" for loss in event["loss"]]
     out["stopped"] = stopped
     out["bf16"] = told(program("keras_jax", plain, PRECISION="bf16", **two))  # last: its policy stays
     return out

@@ -229,14 +229,17 @@ def group_files(folder: Path) -> dict:
     home = store(folder / "stopped", x / 16, y)
     module = program(home, **DROPOUT, BLOCK_SECONDS=1e-9)
     out["stopped"] = told(module, lambda call: {"stop": True} if call > 7 else {})
-    out["stopped"]["state"] = json.loads((home / "repeat/checkpoint.json").read_text())
-    model = keras.saving.load_model(home / "repeat/checkpoint.keras")
+    state, (weights, moments) = module.read_arrays(home / "repeat/checkpoint.npz")
     again = module.load_model(home / "repeat/model.keras")
-    pairs = zip(model.weights, again.weights, strict=True)
+    pairs = zip(weights, again.variables, strict=True)
+    same = [np.array_equal(a, b.numpy()) for a, b in pairs if "seed_generator" not in b.path]
     out["stopped"] |= {
-        "iterations": int(model.optimizer.iterations.numpy()),
-        "moments": max(float(np.abs(variable.numpy()).max()) for variable in model.optimizer.variables[2:]),
-        "same_weights": all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs),
+        "state": {name: state[name] for name in ("step", "epoch", "position", "learning_rate")},
+        "measured": state["measured"],
+        "draws": [int(a[1]) for a, b in zip(weights, again.variables, strict=True) if "seed_generator" in b.path],
+        "iterations": int(moments[0]),
+        "moments": max(float(np.abs(array).max()) for array in moments[2:]),
+        "same_weights": all(same),
     }
 
     home = store(folder / "finished", x / 16, y)

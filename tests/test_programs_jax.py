@@ -150,7 +150,7 @@ def test_a_new_rate_holds_from_the_next_step_on_and_the_file_is_the_model(groups
     assert abs(column(run, "loss")[-1] - column(plain, "loss")[-1]) > 0.01
     last = kinds(run, "epoch")[-1]
     assert run["evaluate"] == pytest.approx([last["val_loss"], last["val_accuracy"]], rel=1e-5)
-    assert run["files"] == ["model.keras"]
+    assert run["files"] == ["checkpoint.npz", "model.keras"]
 
 
 @needs_jax
@@ -158,12 +158,12 @@ def test_stop_leaves_checkpoint_and_model(groups):
     run = groups["2"]["stopped"]
     assert len(column(run, "loss")) == 7
     assert column(run, "loss") == column(groups["2"]["dropout"], "loss")[:7]
-    seeds = run["state"].pop("seeds")
-    assert run["state"] == {"step": 7, "epoch": 2, "position": 2, "learning_rate": 0.001}
-    assert [seed[1] for seed in seeds] == [7]  # dropout has drawn once a step
+    assert run["state"] == {"step": 7, "epoch": 1, "position": 2, "learning_rate": 0.001}  # epochs count from 0
+    assert run["draws"] == [7]  # dropout has drawn once a step
+    assert run["resumed"] == column(groups["2"]["dropout"], "loss")[7:]  # taken up, it goes on as if never stopped
     assert run["iterations"] == 7
     assert run["moments"] > 0
-    assert run["files"] == ["checkpoint.json", "checkpoint.keras", "model.keras"]
+    assert run["files"] == ["checkpoint.npz", "model.keras"]
     assert run["events"][-1]["event"] == "checkpoint"
 
 
@@ -195,7 +195,7 @@ def test_resnet50_trains_a_step_on_two_devices(groups):
     assert np.isfinite(column(run, "loss")).all()
     assert len(column(run, "loss")) == 1
     assert run["compiled"] == {"take": 1, "update": 1}
-    assert run["files"] == ["model.keras"]
+    assert run["files"] == ["checkpoint.npz", "model.keras"]
     assert kinds(run, "model")[0]["parameters"] == 25_583_592 - 990 * 2049 - 2 * 49 * 64
 
 

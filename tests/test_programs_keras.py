@@ -93,7 +93,7 @@ def test_events_tell_the_run(runs):
     firsts = np.cumsum([1, *(len(event["loss"]) for event in batches)])
     assert [event["first"] for event in batches] == firsts[:-1].tolist()
     assert [event["step"] for event in kinds(base, "epoch")] == [5, 10]
-    assert base["files"] == ["model.keras"]
+    assert base["files"] == ["checkpoint.npz", "model.keras"]
 
 
 def test_epoch_loss_weighs_the_smaller_last_batch_by_its_samples(runs):
@@ -225,10 +225,10 @@ def test_stop_writes_a_checkpoint_and_the_model(files):
     run = files["stopped"]
     assert run["error"] is None
     assert len(column(run, "loss")) == 7
-    [[_, draws]] = run["state"].pop("seeds")
-    assert draws == 7  # dropout's random numbers can go on where they stopped
-    assert run["state"] == {"step": 7, "epoch": 2, "position": 2, "learning_rate": 0.001}
-    assert run["files"] == ["checkpoint.json", "checkpoint.keras", "model.keras"]
+    assert run["draws"] == [7]  # dropout's random numbers can go on where they stopped
+    assert run["state"] == {"step": 7, "epoch": 1, "position": 2, "learning_rate": 0.001}  # epochs count from 0
+    assert [row[0] for row in run["measured"]] == column(run, "loss")[5:]
+    assert run["files"] == ["checkpoint.npz", "model.keras"]
     assert run["iterations"] == 7
     assert run["moments"] > 0
     assert run["same_weights"]

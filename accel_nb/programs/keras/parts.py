@@ -76,3 +76,10 @@ def save(model: keras.Model, path: Path) -> None:
     fresh = path.with_name("new-" + path.name)
     model.save(fresh)
     fresh.replace(path)
+
+
+def restore(saved: list[list[np.ndarray]], model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives the model and the optimizer the values of a checkpoint, the states of random numbers included."""
+    for owner, values in zip((model, optimizer), saved, strict=True):
+        for variable, value in zip(owner.variables, values, strict=True):
+            variable.assign(value)

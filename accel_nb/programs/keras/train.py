@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -23,9 +22,10 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # take GPU memory as
 import keras
 import numpy as np
 import tensorflow as tf
+from arrays import read_arrays, write_arrays
 from batches import batches_from_files
 from building import build_model
-from parts import build_optimizer, layer_table, parameter_count, save, shuffled
+from parts import build_optimizer, layer_table, parameter_count, restore, save, shuffled
 from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
     ACCELERATOR,
@@ -41,6 +41,7 @@ from settings import (
     HERE,
     LEARNING_RATE,
     MODEL,
+    NODES,
     OPTIMIZER,
     OPTIMIZER_ARGS,
     PRECISION,
@@ -52,6 +53,7 @@ from settings import (
     WARMUP_STEPS,
     X_SCALE,
 )
+from several import train_on_machines
 from shares import on_each_device, padded, shares_from_files
 from spread import from_first, make_strategy, over_workers, own_random_numbers, synchronize, unheard
 from steps import compile_training, compile_validation
@@ -74,8 +76,12 @@ def train(
     report: Callable[..., None] = print_report,
     control: Callable[[], dict[str, Any]] = no_control,
     save_to: str | Path = HERE / "repeat",
+    resume_from: str | Path | None = None,
 ) -> None:
-    """Train; `report` hears what happens, `control` is asked about every 0.15 s whether to stop."""
+    """Train; `report` hears what happens, `control` is asked about every 0.15 s whether to stop.
+
+    `resume_from`: a checkpoint of this run, to go on from there.
+    """
     save_to = Path(save_to)
     save_to.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(SEED)
@@ -119,6 +125,20 @@ def train(
     if ACCELERATOR == "tpu":
         device_name = os.environ.get("TPU_ACCELERATOR_TYPE", "TPU")
 
+    begin, position, step = 0, 0, 0  # the first epoch, and how many of its batches and of all steps are done
+    base_rate = LEARNING_RATE
+    history, seconds = [], 0.0  # of this epoch
+    if PRECISION == "fp16":
+        skipped = 0  # steps in a row without a finite loss
+    if resume_from is not None:
+        progress, saved = read_arrays(resume_from)
+        begin, position, step = progress["epoch"], progress["position"], progress["step"]
+        base_rate, seconds = progress["learning_rate"], progress["seconds"]
+        if progress["measured"]:
+            history = [np.array(progress["measured"], np.float32)]
+        if PRECISION == "fp16":
+            skipped = progress["skipped"]
+
     # Data that fits goes to the device once, into variables: a GPU gathers bytes from these, not from constants.
     x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")
     y_train = np.load(HERE / "data" / "y_train.npy", mmap_mode="r")
@@ -142,8 +162,10 @@ def train(
     if STRATEGY == "single" and DATA_ON_DEVICE and VALIDATION:
         x_val, y_val = tf.constant(x_val), tf.constant(y_val)
     if STRATEGY == "single" and not DATA_ON_DEVICE:
-        orders = (shuffled(samples, epoch) for epoch in range(EPOCHS))
+        orders = (shuffled(samples, epoch) for epoch in range(begin, EPOCHS))
         batches = batches_from_files(x_train, y_train, orders, steps_per_epoch)
+        for _ in range(position):
+            next(batches)  # these are done
     if STRATEGY == "single" and VALIDATION and not DATA_ON_DEVICE:
         val_batches = batches_from_files(x_val, y_val, [np.arange(val_samples)] * EPOCHS, val_steps)
     if STRATEGY != "single" and DATA_ON_DEVICE:
@@ -151,8 +173,11 @@ def train(
     if STRATEGY != "single" and DATA_ON_DEVICE and VALIDATION:
         val_data = on_each_device(strategy, x_val, y_val)
     if STRATEGY != "single" and not DATA_ON_DEVICE:
-        orders = (shuffled(samples, epoch) for epoch in range(EPOCHS))
+        orders = (shuffled(samples, epoch) for epoch in range(begin, EPOCHS))
         train_data = shares_from_files(strategy, x_train, y_train, orders, steps=steps_per_epoch, parts=ACCUMULATE)
+        for size in sizes[:position]:
+            for _ in range(ACCUMULATE if STRATEGY == "tpu" else min(ACCUMULATE, size)):
+                next(train_data)  # these are done
     if STRATEGY != "single" and VALIDATION and not DATA_ON_DEVICE:
         val_orders = [np.arange(val_samples)] * EPOCHS
         val_data = shares_from_files(strategy, x_val, y_val, val_orders, steps=val_steps, parts=1)
@@ -162,11 +187,15 @@ def train(
         model = build_model()
         optimizer = build_optimizer()
         optimizer.build(model.trainable_variables)
+        if resume_from is not None:
+            restore(saved, model, optimizer)
     if STRATEGY != "single":
         with strategy.scope():  # every replica gets a copy of each variable
             model = build_model()
             optimizer = build_optimizer()
             optimizer.build(model.trainable_variables)
+            if resume_from is not None:
+                restore(saved, model, optimizer)
         own_random_numbers(strategy, model)
     if STRATEGY != "single" and MODEL != "mlp":
         synchronize(model, over_replicas=True)
@@ -321,38 +350,40 @@ def train(
     if STRATEGY != "single" and VALIDATION:
         validate = compile_validation(strategy, model, val_data, val_sizes)
 
+    def keep(epoch: int, position: int) -> None:
+        """Write the checkpoint: `position` batches of this epoch are done."""
+        progress = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
+        progress |= {"seconds": seconds, "measured": [row for block in history for row in block.tolist()]}
+        if PRECISION == "fp16":
+            progress["skipped"] = skipped
+        groups = [[variable.numpy() for variable in owner.variables] for owner in (model, optimizer)]
+        try:
+            write_arrays(save_to / "checkpoint.npz", progress, *groups)
+            report("checkpoint", path=str(save_to / "checkpoint.npz"), step=step)
+        except OSError as problem:
+            report("warning", text=f"The checkpoint of step {step} was not written: {problem}")
+
     report("status", text="compiling")
-    base_rate = LEARNING_RATE
-    step = 0  # steps done
     length = 1  # steps in a block
-    if PRECISION == "fp16":
-        skipped = 0  # steps in a row without a finite loss
-    for epoch in range(EPOCHS):
+    for epoch in range(begin, EPOCHS):
         if STRATEGY != "tpu":
             order = tf.constant(shuffled(samples, epoch))
         if STRATEGY == "tpu":
             order = tf.constant(padded(shuffled(samples, epoch), steps_per_epoch, replicas, ACCUMULATE))
-        history = []
-        seconds = 0.0
-        position = 0  # batches done in this epoch
         while position < steps_per_epoch:
             asked = control()
+            if asked.get("checkpoint") or (STRATEGY != "multi_worker" and asked.get("stop")):
+                keep(epoch, position)
             if STRATEGY == "multi_worker":
                 asked, length = from_first(strategy, asked, base_rate, length)
             if asked.get("stop"):
-                if STRATEGY == "multi_worker":  # noqa: SIM102 - an exported program has this or not
+                if STRATEGY == "multi_worker":
                     if not first_worker:
                         over_workers(strategy, tf.constant(0.0))  # until the first one has saved
                         return
+                    keep(epoch, position)
                 if STRATEGY != "single" and MODEL != "mlp":
                     synchronize(model, over_replicas=False)
-                save(model, save_to / "checkpoint.keras")
-                seeds = [v.numpy().tolist() for v in model.variables if "seed_generator_state" in v.path]
-                state = {"step": step, "epoch": epoch + 1, "position": position, "learning_rate": base_rate}
-                state["seeds"] = seeds  # where dropout's random numbers go on; Keras's file leaves them out
-                (save_to / "new-checkpoint.json").write_text(json.dumps(state))
-                (save_to / "new-checkpoint.json").replace(save_to / "checkpoint.json")
-                report("checkpoint", path=str(save_to / "checkpoint.keras"), step=step)
                 save(model, save_to / "model.keras")
                 if STRATEGY == "multi_worker":
                     over_workers(strategy, tf.constant(0.0))
@@ -399,6 +430,13 @@ def train(
         if VALIDATION and TASK == "classification":
             values["val_accuracy"] = float(means[1])
         report("epoch", epoch=epoch + 1, step=step, **values, seconds=seconds)
+        history, seconds, position = [], 0.0, 0
+
+    if STRATEGY != "multi_worker":
+        keep(EPOCHS, 0)  # to train longer from here
+    if STRATEGY == "multi_worker":  # noqa: SIM102 - an exported program has this or not
+        if first_worker:
+            keep(EPOCHS, 0)
 
     if STRATEGY != "single" and MODEL != "mlp":
         synchronize(model, over_replicas=False)
@@ -411,7 +449,9 @@ def train(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if NODES > 1:
+        train_on_machines(train)
+    elif len(sys.argv) > 1:
         train(csv_report(sys.argv[1]))
     else:
         train()

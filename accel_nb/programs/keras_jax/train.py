@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -24,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from arrays import read_arrays, write_arrays
 from building import build_model
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from parts import build_optimizer, layer_table, parameter_count, save, shuffled
@@ -72,6 +72,7 @@ def train(
     report: Callable[..., None] = print_report,
     control: Callable[[], dict[str, Any]] = no_control,
     save_to: str | Path = HERE / "repeat",
+    resume_from: str | Path | None = None,
 ) -> None:
     """Train; `report` hears what happens, `control` is asked about every 0.15 s whether to stop."""
     save_to = Path(save_to)
@@ -117,6 +118,16 @@ def train(
     y_train = np.load(HERE / "data" / "y_train.npy", mmap_mode="r")
     if TASK == "classification":
         y_train = y_train.astype(np.int32)
+    begin, position, step = 0, 0, 0  # the first epoch, and how many of its batches and of all steps are done
+    base_rate = LEARNING_RATE
+    history, seconds = [], 0.0  # of this epoch
+    if resume_from is not None:
+        progress, saved = read_arrays(resume_from)
+        begin, position, step = progress["epoch"], progress["position"], progress["step"]
+        base_rate, seconds = progress["learning_rate"], progress["seconds"]
+        if progress["measured"]:
+            history = [np.array(progress["measured"], np.float32)]
+
     width = math.ceil(BATCH_SIZE / (DEVICES * ACCUMULATE)) * DEVICES * ACCUMULATE
     samples = len(x_train)
     if DROP_LAST:
@@ -140,8 +151,10 @@ def train(
     if DATA_ON_DEVICE and VALIDATION:
         x_val, y_val = jax.device_put((np.asarray(x_val), np.asarray(y_val)), everywhere)
     if not DATA_ON_DEVICE:
-        orders = (padded(shuffled(samples, epoch), steps_per_epoch, width) for epoch in range(EPOCHS))
+        orders = (padded(shuffled(samples, epoch), steps_per_epoch, width) for epoch in range(begin, EPOCHS))
         batches = batches_of_rows(x_train, y_train, orders)
+        for _ in range(position):
+            next(batches)  # these are done
 
     # The model, its loss and its optimizer; compiled by Keras only so that the saved file holds all three.
     keras.utils.set_random_seed(SEED)
@@ -183,6 +196,8 @@ def train(
     # A function of JAX keeps nothing: all that a step changes goes in and comes out again.
     groups = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
     values = jax.device_put([[np.array(variable.numpy()) for variable in group] for group in groups], everywhere)
+    if resume_from is not None:
+        values = jax.device_put(saved, everywhere)
     rate_at = next(i for i, variable in enumerate(optimizer.variables) if variable is optimizer.learning_rate)
 
     def measure(weights: list, state: list, batch: tuple, count: Any, training: bool) -> tuple:
@@ -282,27 +297,27 @@ def train(
                 variable.assign(value)
         save(model, path)
 
+    def keep(epoch: int, position: int) -> None:
+        """Write the checkpoint: `position` batches of this epoch are done."""
+        progress = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
+        progress |= {"seconds": seconds, "measured": [row for block in history for row in block.tolist()]}
+        try:
+            write_arrays(save_to / "checkpoint.npz", progress, *jax.device_get(values))
+            report("checkpoint", path=str(save_to / "checkpoint.npz"), step=step)
+        except OSError as problem:
+            report("warning", text=f"The checkpoint of step {step} was not written: {problem}")
+
     report("status", text="compiling")
-    base_rate = LEARNING_RATE
-    step = 0  # steps done
     length = 1  # steps in a block
     longest = min(steps_per_epoch, LONGEST_BLOCK)
-    for epoch in range(EPOCHS):
+    for epoch in range(begin, EPOCHS):
         if DATA_ON_DEVICE:
             order = jax.device_put(padded(shuffled(samples, epoch), steps_per_epoch, width), everywhere)
-        history = []
-        seconds = 0.0
-        position = 0  # batches done in this epoch
         while position < steps_per_epoch:
             asked = control()
+            if asked.get("stop") or asked.get("checkpoint"):
+                keep(epoch, position)
             if asked.get("stop"):
-                save_model(save_to / "checkpoint.keras")
-                seeds = [v.numpy().tolist() for v in model.variables if "seed_generator_state" in v.path]
-                kept = {"step": step, "epoch": epoch + 1, "position": position, "learning_rate": base_rate}
-                kept["seeds"] = seeds  # where dropout's random numbers go on; Keras's file leaves them out
-                (save_to / "new-checkpoint.json").write_text(json.dumps(kept))
-                (save_to / "new-checkpoint.json").replace(save_to / "checkpoint.json")
-                report("checkpoint", path=str(save_to / "checkpoint.keras"), step=step)
                 save_model(save_to / "model.keras")
                 return
             base_rate = asked.get("learning_rate", base_rate)
@@ -363,6 +378,8 @@ def train(
         if VALIDATION and TASK == "classification":
             losses["val_accuracy"] = float(means[1])
         report("epoch", epoch=epoch + 1, step=step, **losses, seconds=seconds)
+        history, seconds, position = [], 0.0, 0
+    keep(EPOCHS, 0)  # to train longer from here
 
     save_model(save_to / "model.keras")
 
