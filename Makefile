@@ -6,7 +6,7 @@ SHELL := bash
 
 VENV ?= .venv
 VENV_XLA ?= .venv-xla
-EXTRAS := pytorch,tensorflow,gpu,lab,test
+EXTRAS := pytorch,tensorflow,jax,gpu,lab,test
 JOBS ?= 2
 LAB_ARGS ?=
 PYTEST_ARGS ?=

@@ -265,6 +265,8 @@ def _compile(site: _Site) -> dict[str, Any]:
     refused = compile_refused(plan.framework, kind)
     if plan.framework == "tensorflow" and not refused and made.replicas > 1:
         refused = "XLA does not compile a step that MirroredStrategy spreads over devices."
+    if made.engine == "pytorch" and plan.activation_checkpointing and made.replicas > 1 and normalises(plan):
+        refused = "Compiled activation checkpointing would count the statistics of batch normalisation twice."
     if made.engine in ("keras_jax", "torch_xla", "torch_tpu") or made.static_shapes:
         if plan.compile is True:
             made.notes.append("XLA compiles every step of this program; compile=True adds nothing.")

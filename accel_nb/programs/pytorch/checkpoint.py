@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import distribute_tensor
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
     """Weights, the optimizer's state and the states of random numbers, under the names of a run on one device."""
     if STRATEGY == "fsdp":
         state = {"model": whole(model.state_dict()), "optimizer": whole(optimizer.state_dict())}
@@ -22,9 +22,9 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     else:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     if STRATEGY in ("ddp", "fsdp"):
-        state["random_cpu"] = of_each_rank(torch.get_rng_state())
+        state["random_cpu"] = of_each_rank(torch.get_rng_state(), group)
         if ACCELERATOR == "gpu":
-            state["random_gpu"] = of_each_rank(torch.cuda.get_rng_state())
+            state["random_gpu"] = of_each_rank(torch.cuda.get_rng_state(), group)
     else:
         state["random_cpu"] = [torch.get_rng_state()]
         if ACCELERATOR == "gpu":
@@ -32,10 +32,10 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return state
 
 
-def of_each_rank(mine: torch.Tensor) -> list[torch.Tensor]:
+def of_each_rank(mine: torch.Tensor, group: Any) -> list[torch.Tensor]:
     """A small tensor of each rank, in their order; all ranks call it."""
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
+    dist.all_gather(found, mine, group=group)
     return found
 
 

@@ -291,7 +291,11 @@ def train(
     def keep(epoch: int, position: int) -> None:
         """Writes the checkpoint: `position` batches of this epoch are done."""
         state = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
-        state.update(losses=epoch_losses, seconds=seconds, **snapshot(model, optimizer))
+        state.update(losses=epoch_losses, seconds=seconds)
+        if STRATEGY in ("ddp", "fsdp"):
+            state.update(snapshot(model, optimizer, ranks.group))
+        else:
+            state.update(snapshot(model, optimizer))
         if TASK == "classification":
             state["accuracies"] = epoch_accuracies
         if PRECISION == "fp16":
