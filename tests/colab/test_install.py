@@ -13,6 +13,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import notebook_files as nf
 import pytest
 from packaging.requirements import Requirement
 
@@ -20,9 +21,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RUNTIMES = ["cpu-gpu", "tpu"]
 PYTHON = "3.13"  # Colab's
-
-sys.path.insert(0, str(ROOT / "tests"))
-import notebook_files as nf  # noqa: E402 - beside this folder
 
 
 def pip(*arguments: str, python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[str]:
