@@ -6,6 +6,8 @@ SHELL := bash
 
 VENV ?= .venv
 VENV_XLA ?= .venv-xla
+VENV_COLAB ?= .venv-colab
+VENV_COLAB_NEWER ?= .venv-colab-newer
 EXTRAS := pytorch,tensorflow,jax,gpu,lab,test
 JOBS ?= 2
 LAB_ARGS ?=
@@ -34,7 +36,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help lab test test-xla install lint unit browser nbval format notebooks bench clean check-python
+.PHONY: help lab test test-colab test-xla install lint unit browser nbval stamp format notebooks bench clean check-python
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -47,8 +49,11 @@ lab: install ## open JupyterLab on the first notebook
 	@root=; if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; \
 	exec $(PY) -m jupyterlab notebooks/01_start.ipynb $$root $(LAB_ARGS)
 
-test: lint unit browser nbval ## run every check and test
+test: lint unit browser nbval test-colab ## run every check and test
 	@echo "accel_nb: all checks and tests passed"
+
+test-colab: ## test with Google Colab's versions: panel, Keras, notebooks (2 x 3 GB in .venv-colab and .venv-colab-newer)
+	@VENV_COLAB=$(VENV_COLAB) VENV_COLAB_NEWER=$(VENV_COLAB_NEWER) JOBS=$(JOBS) bash tests/colab/run.sh $(PYTEST_ARGS)
 
 test-xla: check-python ## test PyTorch's TPU program on XLA's CPU runtime (7 GB in .venv-xla, or in VENV_XLA)
 	@$(find-python); \
@@ -100,7 +105,7 @@ lint: install ## check style and types (ruff, mypy) and the notebooks' form
 
 unit: install ## run the tests of the package, JOBS at a time
 	@echo "accel_nb: tests of the package, $(JOBS) at a time"
-	@$(PY) -m pytest tests --ignore=tests/browser --ignore=tests/xla -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore=tests/browser --ignore=tests/colab --ignore=tests/xla -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 browser: install ## run the tests in a real browser (skipped where no Chromium is found)
 	@echo "accel_nb: tests in Chromium on JupyterLab"
@@ -109,6 +114,9 @@ browser: install ## run the tests in a real browser (skipped where no Chromium i
 nbval: install ## run the notebooks and compare what they print with what is stored
 	@echo "accel_nb: the notebooks, run and compared by nbval"
 	@$(PY) tests/notebook_files.py check $(PYTEST_ARGS)
+
+stamp: install ## write the project's address, from pyproject.toml, into the notebooks
+	@$(PY) tests/notebook_files.py stamp
 
 format: install ## put code and notebooks into their form
 	@$(PY) -m ruff check --fix .
@@ -121,5 +129,5 @@ bench: install ## run the benchmarks, one after the other
 	@for script in benchmarks/*.py; do echo "accel_nb: $$script"; $(PY) "$$script" || exit 1; done
 
 clean: ## remove what make made; runs and notebooks stay
-	rm -rf $(VENV) .venv-xla build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-xla .venv-colab .venv-colab-newer build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
