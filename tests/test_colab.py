@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -320,7 +321,8 @@ def test_an_interrupt_ends_the_wait_for_drive(package):
 
 def test_runs_are_kept_on_drive(package, runs_folder):
     drive(package)
-    run = accel_nb.train(epochs=1, wait=True)
+    framework = "pytorch" if find_spec("torch") else "tensorflow"
+    run = accel_nb.train(framework=framework, epochs=1)
     copies = colab.keep_on_drive()
     copies.wait(60)
     kept = colab.drive_folder()

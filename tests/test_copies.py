@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 
 import nbformat
 import pytest
@@ -16,6 +17,10 @@ from accel_nb.colab import bring_back, keep_on_drive
 from accel_nb.copies import Copies, copy
 from accel_nb.errors import AccelNbError
 from accel_nb.folder import known
+
+# what these tests train with; an environment may hold one framework alone
+FRAMEWORK = "pytorch" if find_spec("torch") else "tensorflow"
+CHECKPOINT = "checkpoint.pt" if FRAMEWORK == "pytorch" else "checkpoint.npz"
 
 
 @pytest.fixture
@@ -187,7 +192,7 @@ def test_a_real_run_is_copied_while_it_trains_and_can_be_read_there(
 ):
     monkeypatch.setattr(module, "TRAINING", 0.1)
     copies = keep(runs_folder)
-    run = anb.train(epochs=3, wait=False)
+    run = anb.train(framework=FRAMEWORK, epochs=3, wait=False)
     run.wait()
     assert copies.wait(60).copied == [run.name]
     (again,) = anb.runs(kept)
@@ -200,8 +205,8 @@ def test_a_run_is_brought_back_and_trained_on(runs_folder, kept, keep, monkeypat
     """A machine is lost while a run trains on it; the next one takes the run up from what was copied of it."""
     monkeypatch.setattr(module, "TRAINING", 0.1)
     copies = keep(runs_folder)
-    run = anb.train(epochs=60, checkpoint_epochs=1, wait=False)
-    until((kept / run.name / "checkpoint.pt").is_file, "a checkpoint in the copy")
+    run = anb.train(framework=FRAMEWORK, epochs=60, checkpoint_epochs=1, wait=False)
+    until((kept / run.name / CHECKPOINT).is_file, "a checkpoint in the copy")
     until((kept / run.name / "events.jsonl").is_file, "the events of it")
     copies.stop()
     run.kill()
@@ -231,7 +236,7 @@ def test_the_cell_shows_one_line_that_is_replaced(tmp_path):
     cells = [
         "import accel_nb as anb\nfrom accel_nb.colab import bring_back, keep_on_drive",
         f"copies = keep_on_drive(to={str(tmp_path)!r})",
-        "anb.train(epochs=1)",
+        f"anb.train(framework={FRAMEWORK!r}, epochs=1)",
         "copies.wait(60);",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
