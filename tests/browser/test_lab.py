@@ -260,3 +260,40 @@ def test_the_panel_is_legible_and_labelled_in_both_themes(chromium: Any, lab: La
     page.screenshot(path=screenshots / "narrow.png")
     assert seen.problems == []
     seen.context.close()
+
+
+def test_several_devices_train_from_the_panel(chromium: Any, lab: Lab, screenshots: Path) -> None:
+    """Two ranks of PyTorch, watched and stopped; then two replicas of TensorFlow, to the end."""
+    seen = Page(chromium, lab, notebook(lab))
+    seen.run_all()
+
+    def choose(strategy: str) -> None:
+        field = seen.panel.get_by_label("Strategy", exact=True).first
+        texts = field.locator("option").all_text_contents()
+        field.select_option(label=next(text for text in texts if text.startswith(strategy)))
+
+    seen.write("epochs", "100000")
+    choose("ddp")
+    seen.panel.get_by_text("batch 128 = 2 × 64").first.wait_for()
+    seen.button("Train").click()
+    seen.until(lambda: "/100000" in seen.line(), "steps of two ranks")
+    seen.until(lambda: seen.steps() > 5, "points of two ranks")
+    first = seen.steps()
+    seen.until(lambda: seen.steps() > first, "more points")
+    assert "2 replicas (ddp, gloo)" in seen.panel.inner_text()
+    seen.page.screenshot(path=screenshots / "ddp.png")
+    seen.button("Stop").click()
+    seen.until(lambda: "stopped in" in seen.line(), "both ranks have stopped")
+
+    seen.write("epochs", "3")
+    seen.button("TensorFlow").click()
+    seen.page.locator(".anb button.anb-on", has_text="TensorFlow").first.wait_for()
+    choose("mirrored")
+    seen.until(lambda: seen.button("Train").is_enabled(), "ready for the next run")
+    seen.button("Train").click()
+    seen.until(lambda: "done in" in seen.line(), "the end of the mirrored run")
+    assert seen.steps() == 36
+    seen.page.screenshot(path=screenshots / "mirrored.png")
+    assert seen.problems == []
+    assert not seen.panel.locator("[role=alert]").count()
+    seen.context.close()
