@@ -215,3 +215,15 @@ def test_resnet50_trains_a_step_on_two_devices(groups):
     np.testing.assert_allclose(column(run, "loss"), column(reference, "loss"), rtol=5e-3)
     assert run["compiled"] == 1
     assert "model.pt" in run["files"]
+
+
+def test_the_package_runs_it_and_says_so(runs_folder):
+    """From the call to the curve: resolved to this route, started in a worker of its own, the same losses."""
+    import accel_nb as anb
+
+    plan = {"framework": "pytorch", "accelerator": "cpu", "data": "digits", "model": "mlp", "epochs": 1}
+    plan["model_args"] = {"layers": [16], "dropout": 0.0}
+    run = anb.train(**plan, strategy="tpu", devices=2)
+    assert run.status == "done"
+    assert run.reasons["engine"] == "torch_xla 2.9.0, as on a TPU, with its runtime for CPUs."
+    np.testing.assert_allclose(run.history.loss, anb.train(**plan).history.loss, rtol=1e-5)
