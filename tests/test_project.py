@@ -183,7 +183,7 @@ def test_the_wheel_requires_what_colab_has_without_upper_limits(wheel):
     assert limits == {">="}
     assert told["Version"] == accel_nb.__version__
     assert told["License-Expression"] == "MIT"
-    assert set(told.get_all("Provides-Extra")) == {"pytorch", "tensorflow", "gpu", "lab", "test"}
+    assert set(told.get_all("Provides-Extra")) == {"pytorch", "tensorflow", "jax", "gpu", "lab", "test"}
 
 
 def test_a_program_can_be_made_from_an_installed_wheel(wheel, tmp_path):
@@ -359,7 +359,7 @@ def targets() -> set[str]:
 def test_make_alone_lists_every_target():
     done = make()
     assert done.returncode == 0, done.stderr
-    listed = set(re.findall(r"^  ([a-z]+) ", done.stdout, re.MULTILINE))
+    listed = set(re.findall(r"^  ([a-z-]+) ", done.stdout, re.MULTILINE))
     assert listed == targets() - {"check-python"}  # a step of others, not a command
 
 
