@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-import threading
+import time
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -110,43 +111,56 @@ def place_on_machine() -> int:
 
 
 def join_workers() -> tf.distribute.Strategy:
-    """The strategy over all workers, once each has come; an error if one does not."""
+    """The strategy over all workers, once all are there."""
     workers, index = cluster()
     if NODES == 1:
         patience = 12  # seconds
     if NODES > 1:
         patience = 600  # seconds: somebody starts them by hand
-    came: list[Any] = []
-
-    def join() -> None:
-        try:
-            came.append(tf.distribute.MultiWorkerMirroredStrategy())
-        except Exception as error:
-            came.append(error)
-
-    # TensorFlow waits for an hour and cannot be interrupted: it waits in a thread of its own.
-    thread = threading.Thread(target=join, daemon=True)
-    thread.start()
-    thread.join(patience)
-    if not came:
-        missing = [worker for worker in workers if not answers(worker)]
-        raise TimeoutError(
-            f"Worker {index} of {len(workers)} waited {patience} s for the others to join. "
-            f"No answer from: {', '.join(missing) or 'none; one of them hangs'}."
-        )
-    if isinstance(came[0], Exception):
-        raise came[0]
-    return came[0]
+    # TensorFlow would wait for an hour for one that is missing, and could not be interrupted.
+    if index == 0:
+        gather_workers(workers, patience)
+    else:
+        come_to_first_worker(workers[0], index, patience)
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def answers(address: str) -> bool:
-    """Whether somebody listens there."""
+def gather_workers(workers: list[str], patience: float) -> None:
+    """The first worker's part: wait until all others have come, then let them go on together."""
+    deadline = time.monotonic() + patience
+    came: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("", int(workers[0].rpartition(":")[2]))))
+        while len(came) < len(workers) - 1:
+            door.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection = stack.enter_context(door.accept()[0])
+            except TimeoutError as error:
+                missing = [f"{i} ({worker})" for i, worker in enumerate(workers) if i > 0 and i not in came]
+                raise TimeoutError(f"Missing after {patience} s: worker {', '.join(missing)}.") from error
+            connection.settimeout(1)
+            with contextlib.suppress(OSError, ValueError):  # somebody else may knock
+                came[int(connection.recv(8))] = connection
+        for connection in came.values():
+            connection.sendall(b"go")
+
+
+def come_to_first_worker(address: str, index: int, patience: float) -> None:
+    """The other workers' part."""
+    deadline = time.monotonic() + patience
     host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    while True:
+        try:
+            with socket.create_connection((host, int(port)), timeout=1) as connection:
+                connection.sendall(str(index).encode())
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                if connection.recv(8) == b"go":
+                    return
+        except OSError:  # it does not listen yet
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Worker 0 ({address}) and the others were not all there after {patience} s.")
+        time.sleep(0.05)
 
 
 def unheard(event: str, **values: Any) -> None:
