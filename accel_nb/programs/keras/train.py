@@ -363,6 +363,19 @@ def train(
         except OSError as problem:
             report("warning", text=f"The checkpoint of step {step} was not written: {problem}")
 
+    def end(epoch: int, position: int) -> None:
+        """Write the checkpoint and the model."""
+        if STRATEGY != "single" and MODEL != "mlp":
+            synchronize(model, over_replicas=False)
+        if STRATEGY != "multi_worker":
+            keep(epoch, position)
+            save(model, save_to / "model.keras")
+        if STRATEGY == "multi_worker":
+            if first_worker:
+                keep(epoch, position)
+                save(model, save_to / "model.keras")
+            over_workers(strategy, tf.constant(0.0))  # the others wait until the files are there
+
     report("status", text="compiling")
     length = 1  # steps in a block
     for epoch in range(begin, EPOCHS):
@@ -372,21 +385,12 @@ def train(
             order = tf.constant(padded(shuffled(samples, epoch), steps_per_epoch, replicas, ACCUMULATE))
         while position < steps_per_epoch:
             asked = control()
-            if asked.get("checkpoint") or (STRATEGY != "multi_worker" and asked.get("stop")):
+            if asked.get("checkpoint"):
                 keep(epoch, position)
             if STRATEGY == "multi_worker":
                 asked, length = from_first(strategy, asked, base_rate, length)
             if asked.get("stop"):
-                if STRATEGY == "multi_worker":
-                    if not first_worker:
-                        over_workers(strategy, tf.constant(0.0))  # until the first one has saved
-                        return
-                    keep(epoch, position)
-                if STRATEGY != "single" and MODEL != "mlp":
-                    synchronize(model, over_replicas=False)
-                save(model, save_to / "model.keras")
-                if STRATEGY == "multi_worker":
-                    over_workers(strategy, tf.constant(0.0))
+                end(epoch, position)
                 return
             base_rate = asked.get("learning_rate", base_rate)
             count = min(length, steps_per_epoch - position)
@@ -432,20 +436,7 @@ def train(
         report("epoch", epoch=epoch + 1, step=step, **values, seconds=seconds)
         history, seconds, position = [], 0.0, 0
 
-    if STRATEGY != "multi_worker":
-        keep(EPOCHS, 0)  # to train longer from here
-    if STRATEGY == "multi_worker":  # noqa: SIM102 - an exported program has this or not
-        if first_worker:
-            keep(EPOCHS, 0)
-
-    if STRATEGY != "single" and MODEL != "mlp":
-        synchronize(model, over_replicas=False)
-    if STRATEGY != "multi_worker":
-        save(model, save_to / "model.keras")
-    if STRATEGY == "multi_worker":
-        if first_worker:
-            save(model, save_to / "model.keras")
-        over_workers(strategy, tf.constant(0.0))  # the others wait until the first one has saved
+    end(EPOCHS, 0)  # the checkpoint is there to train longer
 
 
 if __name__ == "__main__":
