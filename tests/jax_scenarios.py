@@ -92,6 +92,19 @@ def begin_equal(module):
     return module
 
 
+class HostDevicesAsTPU:
+    """JAX, on a machine whose host devices it takes for TPU chips: the lines for a TPU run, on these."""
+
+    def __init__(self, real) -> None:
+        self.real = real
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def devices(self, kind):
+        return self.real.devices("cpu" if kind == "tpu" else kind)
+
+
 class Compilations(logging.Handler):
     """How often JAX compiled each function."""
 
@@ -204,6 +217,9 @@ def group_2(folder: Path) -> dict:
         "too_many": {"DEVICES": 3},
     }.items():  # fmt: skip
         out[name] = told(blocks_of(program("keras_jax", plain, **two | settings_in(more)), more))
+    module = program("keras_jax", plain, ACCELERATOR="tpu", **two)
+    module.jax = HostDevicesAsTPU(module.jax)
+    out["as_on_tpu"] = told(begin_equal(module))
     out["own_normal"] = told(program("keras_jax", plain, OWN_NORMAL, MODEL="own", **two))
     module = blocks_of(program("keras_jax", plain, **two), {"BLOCK_SECONDS": 1e-9})
     out["new_rate"] = told(module, lambda call: {"learning_rate": 0.1} if call > 3 else {})
