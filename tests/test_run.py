@@ -75,7 +75,9 @@ def test_a_run_trains_and_leaves_all_of_itself_in_its_directory(framework, runs_
     assert run.program == (run.directory / "program.py").read_text()
     names = {path.name for path in run.directory.iterdir()}
     weights = "model.pt" if framework == "pytorch" else "model.keras"
-    assert names == {"data", "events.jsonl", "log.txt", "lock", "plan.json", "program.py", "worker.json", weights}
+    checkpoint = "checkpoint.pt" if framework == "pytorch" else "checkpoint.npz"
+    told = {"data", "events.jsonl", "log.txt", "lock", "plan.json", "program.py", "worker.json"}
+    assert names == {*told, weights, checkpoint}
     assert len(run.plot().axes) == 2
     assert run.log == ""
     assert run.error is None
