@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from accel_nb.errors import PlanError
 from accel_nb.live import status_line
 from accel_nb.studio.fields import Field, row, text_html
 from accel_nb.studio.style import esc
@@ -51,7 +52,11 @@ class MachineLines:
 
     def _draw(self) -> None:
         addresses = self.addresses.text.replace(",", " ").split()
-        commands = self._run.commands(addresses)
+        try:
+            commands = self._run.commands(addresses)
+        except PlanError as refused:
+            self.lines.value = f'<div class="anb-dim">{esc(refused)}</div>'
+            return
         self.lines.value = "".join(
             f'<div class="anb-dim">machine {number} of {len(commands)}</div>'
             f'<pre class="anb-command">{esc(line)}</pre>'
