@@ -21,6 +21,8 @@ newer_tests=(colab copies curves figure history own_model)
 # Old packages use what newer ones call deprecated. ipywidgets 7 calls arguments so that it does not know, and ignores
 # them: those are ours.
 warnings=(-W ignore::DeprecationWarning -W "error:Passing unrecognized arguments:DeprecationWarning")
+tests=("${tests[@]/#/tests/test_}")
+newer_tests=("${newer_tests[@]/#/tests/test_}")
 failed=0
 
 # environment FOLDER EXTRAS VERSION ... : makes or renews it with the first of these Pythons that is here; false if none
@@ -67,7 +69,7 @@ nbval() {
 
 if environment "$VENV_COLAB" pytorch,tensorflow,jax,test 3.11 3.12 3.13; then
     echo "accel_nb: tests with Colab's versions, $JOBS at a time"
-    run "$VENV_COLAB" tests/colab "${tests[@]/#/tests/test_}" "$@"
+    run "$VENV_COLAB" tests/colab "${tests[@]/%/.py}" "$@"
     echo "accel_nb: the notebooks with Colab's versions"
     nbval "$VENV_COLAB" "$@"
 elif [ -n "${CI:-}" ]; then
@@ -75,7 +77,7 @@ elif [ -n "${CI:-}" ]; then
 fi
 if environment "$VENV_COLAB_NEWER" tensorflow,jax,test 3.13 3.12; then
     echo "accel_nb: the panel and the TensorFlow notebooks with Colab's versions on $("$VENV_COLAB_NEWER/bin/python" --version)"
-    run "$VENV_COLAB_NEWER" tests/colab/test_kernel.py "${newer_tests[@]/#/tests/test_}" "$@"
+    run "$VENV_COLAB_NEWER" tests/colab/test_kernel.py "${newer_tests[@]/%/.py}" "$@"
     nbval "$VENV_COLAB_NEWER" notebooks/*tensorflow*.ipynb "$@"
 fi
 exit "$failed"
