@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from settings import ACCELERATOR, DEVICES, NODES, STRATEGY
+from settings import ACCELERATOR, DEVICES, MODEL, NODES, STRATEGY
 
 
 @cache  # a second one in this process would take the collectives of the first one for its own
@@ -191,20 +191,45 @@ def from_first(
     return {"stop": stop > 0, "learning_rate": rate}, int(length)
 
 
-def own_random_numbers(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Let each replica draw its own: the first one those of a single device, the others different ones."""
+def prepare_replicas(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
+    """Let each replica draw random numbers of its own, and batch normalisation see the rows of all of them."""
 
-    def shift() -> None:
+    def shift() -> None:  # the first replica draws what a single device draws
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         for variable in model.variables:
             if "seed_generator_state" in variable.path:
                 variable.assign_add([replica, 0])
 
     tf.function(lambda: strategy.run(shift), autograph=False)()
+    if MODEL == "own" and STRATEGY != "multi_worker":
+        check_losses(model)
+    if MODEL != "mlp":
+        synchronize(model, over_replicas=True)
+
+
+def check_losses(model: keras.Model) -> None:
+    """Refuse a model whose replicas would take each other's losses.
+
+    They are traced in turns, which change at each batch normalisation, and Keras keeps a loss that comes from
+    activations at the layer, where the next replica overwrites it.
+    """
+    from_weights = [weight for weight in model.trainable_variables if weight.regularizer is not None]
+    layers = model._flatten_layers()  # noqa: SLF001 - nothing public also finds the layers inside layers
+    if len(model.losses) > len(from_weights) and any(map(normalises, layers)):
+        raise ValueError(
+            "The model has losses of its activations (activity_regularizer or add_loss) and batch normalisation: "
+            f"under the strategy {STRATEGY!r} the replicas would mix them up. Take one of both out, "
+            "or another strategy: multi_worker or single."
+        )
+
+
+def normalises(layer: keras.layers.Layer) -> bool:
+    """Whether it works with the statistics of the batch."""
+    return isinstance(layer, keras.layers.BatchNormalization)
 
 
 def synchronize(model: keras.Model, over_replicas: bool) -> None:
     """Let batch normalisation see the rows of all replicas, or those of one as on a single device."""
     for layer in model._flatten_layers():  # noqa: SLF001 - nothing public also finds the layers inside layers
-        if isinstance(layer, keras.layers.BatchNormalization):
+        if normalises(layer):
             layer.synchronized = over_replicas

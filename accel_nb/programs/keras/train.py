@@ -55,7 +55,7 @@ from settings import (
 )
 from several import train_on_machines
 from shares import on_each_device, padded, shares_from_files
-from spread import from_first, make_strategy, over_workers, own_random_numbers, synchronize, unheard
+from spread import from_first, make_strategy, over_workers, prepare_replicas, synchronize, unheard
 from steps import compile_training, compile_validation
 
 BLOCK_SECONDS = 0.15  # losses stay on the device and are fetched about this often: each fetch makes it wait
@@ -196,9 +196,7 @@ def train(
             optimizer.build(model.trainable_variables)
             if resume_from is not None:
                 restore(saved, model, optimizer)
-        own_random_numbers(strategy, model)
-    if STRATEGY != "single" and MODEL != "mlp":
-        synchronize(model, over_replicas=True)
+        prepare_replicas(strategy, model)
     if TASK == "classification":
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss_function, metrics=["accuracy"])
