@@ -39,6 +39,8 @@ def ready(run: Run, epochs: int | None) -> IO[str]:
     """
     if not run.ended:
         raise AccelNbError(f"The run {run.name} is {run.status}: there is nothing to take up.")
+    if not run.directory.is_dir():
+        raise AccelNbError(f"The directory of {run.name} was removed: {run.directory}. Train anew.")
     if run.machines > 1:
         raise AccelNbError(f"The run {run.name} is on several machines: start the lines of run.commands() again.")
     planned = int(run.settled["epochs"])

@@ -404,15 +404,20 @@ class Run(SavedRun):
     def _reset(self) -> None:
         """Forget the end, before a new worker takes the run up."""
         with self._lock:
+            control = {"seq": self._control["seq"] + 1}
+            try:
+                saved = read_plan(self.directory)
+                write_atomic(self.directory / "control.json", json.dumps(control))
+            except OSError as problem:  # the run stays as it ended
+                why = f"its directory cannot be written ({problem.strerror})"
+                raise AccelNbError(f"The run {self.name} cannot be taken up: {why}. Free some space.") from problem
+            self._saved, self._control = saved, control
             self._finished = self.error = None
             self._paused = self._stopping = self._killed = self._full = False
             self.warnings.clear()
             self._worker = self._identity = None
-            self._saved = read_plan(self.directory)
             self.waiting, self.activity = "", "starting the worker"
             self._last_step = time.monotonic()
-            self._control = {"seq": self._control["seq"] + 1}
-            write_atomic(self.directory / "control.json", json.dumps(self._control))
 
     # ---- what is left of it
 
