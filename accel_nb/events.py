@@ -47,6 +47,12 @@ class Events:
         self.problem: OSError | None = None
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with path.open("rb") as written:
+            if written.seek(0, os.SEEK_END):
+                written.seek(-1, os.SEEK_END)
+                if written.read() != b"\n":
+                    # a worker was killed in the middle of a line, which must not take the next one with it
+                    self.waiting.append(b"\n")
 
     def write(self, event: str, **values: Any) -> None:
         record = {"t": round(time.time(), 3), "event": event, **plain(values)}

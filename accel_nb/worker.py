@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accel_nb import memory_killer, out_of_memory, process_memory
 from accel_nb.events import DIRECTORY_FAILED, Events
 from accel_nb.files import TAKEN, claim, write_atomic
 from accel_nb.processes import alive, born
@@ -136,7 +137,8 @@ def describe_error(error: BaseException, directory: Path) -> dict[str, Any]:
     told = "" if cause is None else "".join(traceback.format_exception(cause)) + "\nwhich led to\n\n"
     lines = traceback.format_exception_only(type(error), error)
     event["traceback"] = told + "Traceback (most recent call last):\n" + "".join([*frames.format(), *lines])
-    return event
+    shortage = out_of_memory.recognise(error, directory)
+    return event if shortage is None else {**event, "told": event["text"], **shortage.fields()}
 
 
 def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = None, *, resume: bool = False) -> int:
@@ -155,12 +157,15 @@ def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = Non
     threading.Thread(target=_watch, args=(owner, control), daemon=True).start()
     reporter = watch = None
     status = "failed"
+    plan: dict[str, Any] = {}
     try:
+        process_memory.limit_memory()
         plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
         reporter = Reporter(events, plan)
         reporter.ranks = marks is not None
-        control.every = plan["plan"].get("checkpoint_seconds") or math.inf
-        control.every_epochs = plan["plan"].get("checkpoint_epochs") or 0
+        if rank == 0:  # the others write none
+            control.every = plan["plan"].get("checkpoint_seconds") or math.inf
+            control.every_epochs = plan["plan"].get("checkpoint_epochs") or 0
         control.epoch = lambda: reporter.epoch
         program_file = directory / "program.py"
         watch = Watch(
@@ -188,8 +193,13 @@ def run(directory: Path, owner: Owner, rank: int = 0, marks: Events | None = Non
     _quiet(reporter, watch)
     if rank > 0:
         return 0
+    device = str(plan.get("plan", {}).get("accelerator", "")).partition(":")[0]
     events.write(
-        "finished", status=status, step=reporter.step if reporter else 0, seconds=time.monotonic() - began
+        "finished",
+        status=status,
+        step=reporter.step if reporter else 0,
+        seconds=time.monotonic() - began,
+        memory_peak=process_memory.peak(device),
     )
     give_up = time.monotonic() + 60
     while not events.flush() and owner.alive() and time.monotonic() < give_up:
@@ -266,7 +276,11 @@ def main() -> None:
             events.write("finished", status="failed", step=0, seconds=0.0)
         code = 1
     else:
-        code = _work(directory, owner, job)
+        try:
+            code = _work(directory, owner, job)
+        except OSError as problem:
+            print(f"The run's directory cannot be written: {problem}", file=sys.stderr)
+            code = DIRECTORY_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no framework's own clean-up can hang or crash a run that has ended
@@ -283,6 +297,8 @@ def _work(directory: Path, owner: Owner, job: dict[str, Any]) -> int:
     if resume:
         pid = os.getpid()
         write_atomic(directory / "worker.json", json.dumps({"pid": pid, "birth": born(pid)}))
+    with contextlib.suppress(OSError):  # a directory that cannot be written is told below
+        Events(directory / "events.jsonl").write("memory", **memory_killer.before())
     with contextlib.suppress(OSError, ValueError, KeyError):
         plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
         if ranks.needed(plan):

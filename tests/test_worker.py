@@ -57,6 +57,21 @@ def test_events_wait_for_space_and_none_is_lost_or_torn(tmp_path, monkeypatch):
     os.close(events._file)
 
 
+def test_a_line_that_a_killed_worker_left_open_takes_no_other_one_with_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event":"batch","fir')
+    events = Events(path)
+    events.write("resumed")
+    os.close(events._file)
+    torn, *lines = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["resumed"]
+    assert torn == '{"event":"batch","fir'
+    again = Events(path)
+    again.write("status")
+    os.close(again._file)
+    assert path.read_text().splitlines()[:2] == [torn, *lines]
+
+
 def test_events_of_many_threads_are_whole_lines(tmp_path):
     events = Events(tmp_path / "events.jsonl")
     threads = [

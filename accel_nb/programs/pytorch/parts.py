@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -126,5 +127,12 @@ def save(content: Any, path: Path) -> None:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    torch.save(content, beside)
+    try:
+        with open(beside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before what it names
+    except BaseException:
+        beside.unlink(missing_ok=True)  # half a file on a full disk keeps it full
+        raise
     beside.replace(path)

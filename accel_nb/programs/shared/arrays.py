@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ def write_arrays(path: Path, progress: dict[str, Any], *groups: Iterable[np.ndar
     """Writes beside and renames, so that nobody ever meets half a file; each array has a checksum in it."""
     arrays = {f"{i}.{j}": array for i, group in enumerate(groups) for j, array in enumerate(group)}
     beside = path.with_name("new-" + path.name)
-    with open(beside, "wb") as file:
-        np.savez(file, progress=np.array(json.dumps(progress)), **arrays)
+    try:
+        with open(beside, "wb") as file:
+            np.savez(file, progress=np.array(json.dumps(progress)), **arrays)
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before what it names
+    except BaseException:
+        beside.unlink(missing_ok=True)  # half a file on a full disk keeps it full
+        raise
     beside.replace(path)
 
 
