@@ -74,7 +74,11 @@ def layer_table(model: keras.Model) -> list[list[Any]]:
 def save(model: keras.Model, path: Path) -> None:
     """Writes beside and renames, so that nobody ever meets half a file."""
     fresh = path.with_name("new-" + path.name)
-    model.save(fresh)
+    try:
+        model.save(fresh)
+    except BaseException:
+        fresh.unlink(missing_ok=True)  # half a file on a full disk keeps it full
+        raise
     fresh.replace(path)
 
 
