@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from accel_nb import memory_killer, out_of_memory
 from accel_nb.events import DIRECTORY_FAILED
 
 
@@ -29,3 +32,32 @@ def why_lost(code: int | str, directory: Path) -> str:
             hint = " If nobody did that, the system ran out of memory: try a smaller batch or model."
         return f"The worker process was killed ({label}).{hint}"
     return f"The worker process ended without a last word (exit code {code})."
+
+
+def lost_event(
+    code: int | str,
+    directory: Path,
+    log: str,
+    pids: Iterable[int] = (),
+    *,
+    who: str = "",
+    kind: str = "WorkerLost",
+) -> dict[str, Any]:
+    """The error event of a process that left no last word.
+
+    `log`: its last lines. `pids`: what the system's own log may call it. `who` it was, if not the worker.
+    """
+    who = who or "The worker process"
+    text = why_lost(code, directory).replace("The worker process", who, 1)
+    event: dict[str, Any] = {"kind": kind, "text": text, "traceback": log}
+    if not isinstance(code, int) or not directory.is_dir():
+        return event
+    if code == -signal.SIGKILL:
+        found, known = memory_killer.killed(directory, pids)
+        if found is not None:
+            return {**event, **found, "text": f"{who} was killed {found['text']}"}
+        return {**event, "text": f"{who} was killed (SIGKILL). {known}"}
+    shortage = out_of_memory.in_log(log) if code else None
+    if shortage is not None:
+        return {**event, **shortage.fields(), "text": f"{shortage} {text} {out_of_memory.ADVICE}"}
+    return event

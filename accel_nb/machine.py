@@ -190,7 +190,7 @@ def _cores(root: Path) -> int:
         spans = [part.split("-") for part in allowed[1].split(",") if part]
         cores = sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
     quotas = []
-    for directory in _cgroups(root, "cpu"):
+    for directory in cgroups(root, "cpu"):
         words = _read(directory / "cpu.max").split()  # version 2: "150000 100000", or "max 100000"
         if not words:
             words = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
@@ -212,7 +212,7 @@ def _memory(root: Path, system: str) -> tuple[int, int]:
 
         memory = psutil.virtual_memory()
         total, free = memory.total, memory.available
-    for directory in _cgroups(root, "memory"):
+    for directory in cgroups(root, "memory"):
         limit = _read(directory / "memory.max").strip() or _read(directory / "memory.limit_in_bytes").strip()
         if not limit.isdecimal() or int(limit) >= total:  # "max", or version 1's huge number for "no limit"
             continue
@@ -226,7 +226,7 @@ def _memory(root: Path, system: str) -> tuple[int, int]:
     return total, max(0, free)
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The control groups this process is in, from its own up to the root; versions 1 and 2."""
     base = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():

@@ -30,7 +30,7 @@ from accel_nb import worker
 from accel_nb.errors import ProgramError
 from accel_nb.events import Events
 from accel_nb.export import PROGRAMS
-from accel_nb.lost import why_lost
+from accel_nb.lost import lost_event
 from accel_nb.processes import alive, born
 from accel_nb.spread import OWN_PROCESSES
 
@@ -138,8 +138,10 @@ def first_failure(
         event = {key: value for key, value in mark.items() if key not in ("t", "event")}
         return {**event, "text": f"Rank {rank}: {event['text']}", "rank": rank}
     if silent:
-        text = why_lost(failures[silent[0]], directory).replace("The worker process", f"Rank {silent[0]}", 1)
-        return {"kind": "RankLost", "text": text, "traceback": _log_tail(directory), "rank": silent[0]}
+        rank = silent[0]
+        pids = [mark["pid"] for mark in marks.get(rank, []) if mark["event"] == "started"]
+        who, tail = f"Rank {rank}", _log_tail(directory)
+        return {**lost_event(failures[rank], directory, tail, pids, who=who, kind="RankLost"), "rank": rank}
     if absent:
         return _absent(marks, max(marks) + 1, directory)
     text = "The ranks ended without a last word."

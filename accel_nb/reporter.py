@@ -45,7 +45,7 @@ class Meter(threading.Thread):
             self.period = min(self.period * 1.02, 5.0)  # a long run's file grows slowly
 
     def _use(self, family: list[Any]) -> dict[str, Any]:
-        """Memory in bytes, summed over devices; utilization 0 to 1, their mean."""
+        """Memory in bytes, summed over devices (`memory_free`: of the host); utilization 0 to 1, their mean."""
         from accel_nb import machine
 
         host = sum(process.memory_info().rss for process in family)
@@ -55,6 +55,7 @@ class Meter(threading.Thread):
                 "memory": sum(usage.memory_used for usage in usages),
                 "memory_total": sum(usage.memory_total for usage in usages),
                 "host_memory": host,
+                "memory_free": machine.memory_free(),
             }
             used = [usage.utilization for usage in usages if usage.utilization is not None]
             return {"utilization": sum(used) / len(used), **told} if used else told
@@ -65,6 +66,7 @@ class Meter(threading.Thread):
             "memory": host,
             "memory_total": here.cpu.memory_total,
             "host_memory": host,
+            "memory_free": here.cpu.memory_free,
         }
 
 
