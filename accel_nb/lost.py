@@ -45,7 +45,7 @@ def lost_event(
 ) -> dict[str, Any]:
     """The error event of a process that left no last word.
 
-    `log`: its last lines. `pids`: what the system's own log may call it. `who` it was, if not the worker.
+    `log`: its last lines, to be shown. `pids`: what the system's own log may call it. `who` it was, if not the worker.
     """
     who = who or "The worker process"
     text = why_lost(code, directory).replace("The worker process", who, 1)
@@ -57,7 +57,7 @@ def lost_event(
         if found is not None:
             return {**event, **found, "text": f"{who} was killed {found['text']}"}
         return {**event, "text": f"{who} was killed (SIGKILL). {known}"}
-    shortage = out_of_memory.in_log(log) if code else None
+    shortage = out_of_memory.in_log(directory) if code else None
     if shortage is not None:
         return {**event, **shortage.fields(), "text": f"{shortage} {text} {out_of_memory.ADVICE}"}
     return event

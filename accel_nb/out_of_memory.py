@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,14 +195,19 @@ def _size(patterns: list[str], text: str) -> int | None:
     return None
 
 
-def measured(found: Shortage, directory: Path | None) -> Shortage | None:
-    """With what can be measured here for what was not told; None if it was a guess, and memory is there."""
+def measured(found: Shortage, directory: Path | None, *, there: bool = True) -> Shortage | None:
+    """With what can be measured here for what was not told; None if it was a guess, and memory is there.
+
+    `there`: whether this is the process that ran out.
+    """
     saved = _saved(directory)
     if found.place == "":
         found = replace(found, place=str(saved.get("plan", {}).get("accelerator", "")).partition(":")[0])
     if found.place not in PLACES:
         found = replace(found, place="")
     free = total = 0
+    if not there:
+        return found
     if found.place == "cpu":
         free, total = process_memory.room()
     elif found.place == "gpu":
@@ -224,12 +230,16 @@ def _saved(directory: Path | None) -> dict[str, Any]:
     return {}
 
 
-def in_log(text: str) -> Shortage | None:
-    """The shortage that the last lines of a crashed process's log tell of: C++ ends a process by itself."""
-    for line in reversed(text.splitlines()[-40:]):
+def in_log(directory: Path) -> Shortage | None:
+    """The shortage that the log of a crashed worker tells of: C++ ends a process by itself, after its own words."""
+    try:
+        with (directory / "log.txt").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 64 * 1024))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
         for place, sentence in SENTENCES:
             if re.search(sentence, line, re.IGNORECASE):
-                return parsed(place or _device(line), line)
-        if re.search(r"^MemoryError\b|^\S*_ArrayMemoryError: |terminate called .*bad_alloc", line):
-            return parsed("cpu", line)
+                return measured(parsed(place or _device(line), line), directory, there=False)
     return None

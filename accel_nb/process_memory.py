@@ -18,6 +18,7 @@ except ImportError:  # Windows
 
 VARIABLE = "ACCEL_NB_MEMORY_LIMIT"  # GiB of host memory that a worker (of several processes: each) may hold
 LEAST = 64 * 2**20  # bytes that a worker needs beside what its framework holds already
+TF_REST = 100  # MiB that TensorFlow takes for threads and graphs, past its allocator
 
 
 def limit_memory() -> None:
@@ -43,6 +44,10 @@ def limit_memory() -> None:
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = int(size) if hard == resource.RLIM_INFINITY else min(int(size), hard)
+    # TensorFlow does not look at each answer of the system's own allocator, and may crash without a word. This one,
+    # which it has for GPUs, tells first.
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+    os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, (allowed - held()) // 2**20 - TF_REST))
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
 
