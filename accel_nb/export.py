@@ -1,9 +1,9 @@
 """A resolved plan and the sources in `programs/` -> the text of one plain `program.py`.
 
 The program is cut from real files that run and are tested as they stand. Four steps: join `train.py` with the
-files beside it that it imports, put the plan's values into the settings block, keep of every `if` on settings only
-the branch that this plan takes, and drop what nothing uses any more. No code is written here but the few lines
-that fetch a user's own model.
+files beside it that it imports (`joining.py`), put the plan's values into the settings block, keep of each `if` on
+settings only the branch that this plan takes, and drop what nothing uses any more. No code is written here but the
+few lines that fetch a user's own model.
 """
 
 from __future__ import annotations
@@ -11,20 +11,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from accel_nb.errors import ProgramError
+from accel_nb.joining import future, imported, joined
 
-PROGRAMS = Path(__file__).parent / "programs"
-# Where the files of each engine lie; what the first folder lacks comes from the next one.
-ENGINES = {
-    "pytorch": ("pytorch", "shared"),
-    "torch_xla": ("torch_xla", "pytorch", "shared"),
-    "tensorflow": ("keras", "shared"),
-    "keras_jax": ("keras_jax", "keras", "shared"),
-}
 START, END = "# ---- settings", "# ---- end of settings"
 ROOTS = ("build_model", "load_model", "train")  # what a worker and a reader call by name
 
@@ -72,84 +64,6 @@ def program_text(engine: str, settings: dict[str, Any], title: str, own_model: s
     source = tidy(source)
     compile(source, "program.py", "exec")  # a defect here is ours, and must not wait for the worker
     return source
-
-
-def joined(engine: str) -> str:
-    """An engine's program with nothing chosen yet: `train.py` and the files beside it that it imports, in one."""
-    sources: dict[str, str] = {}
-    for folder in reversed(ENGINES[engine]):
-        sources |= {path.stem: path.read_text(encoding="utf-8") for path in (PROGRAMS / folder).glob("*.py")}
-    return join(sources)
-
-
-def join(sources: Mapping[str, str], main: str = "train") -> str:
-    """The file `main` with the content of the files that it imports, each behind those that it imports itself.
-
-    `sources`: name of a module -> its text. `settings` comes first, where a reader looks for it.
-    """
-    order: list[str] = []
-
-    def visit(name: str) -> None:
-        for node in _local_imports(sources[name], sources):
-            if node.module not in order:
-                visit(str(node.module))
-        order.append(name)
-
-    visit(main)
-    order.remove(main)
-    order.sort(key=lambda name: name != "settings")
-    lines = sources[main].splitlines()
-    tree = ast.parse(sources[main])
-    last = max(_lines_of(_imports(tree)))
-    gone = _lines_of(_local_imports(sources[main], sources))
-    head = [line for i, line in enumerate(lines[:last], 1) if i not in gone]
-    bodies = [_body(sources[name]) for name in order]
-    known: dict[str, set[str]] = {}
-    for module, names in _imported(tree):
-        known.setdefault(module, set()).update(names)
-    imports = []
-    for module, names in (pair for name in order for pair in _imported(ast.parse(sources[name]))):
-        new = names - known.setdefault(module, set())
-        known[module] |= names
-        if module not in sources and module != "__future__":
-            imports += [f"import {name}" for name in sorted(new)] if not module else []
-            imports += [f"from {module} import {', '.join(sorted(new))}"] if module and new else []
-    standard = [line for line in imports if line.split()[1].split(".")[0] in sys.stdlib_module_names]
-    first = min(n.lineno for n in _imports(tree) if not _future(n)) - 1
-    imports = [*head[:first], *standard, *head[first:], *(line for line in imports if line not in standard)]
-    return "\n".join([*imports, "", "\n\n\n".join(bodies), "", "", *lines[last:]]) + "\n"
-
-
-def _local_imports(source: str, sources: Mapping[str, str]) -> list[ast.ImportFrom]:
-    return [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom) and n.module in sources]
-
-
-def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
-    return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-
-
-def _imported(tree: ast.Module) -> list[tuple[str, set[str]]]:
-    """(module, names) of each `from module import names`, and ("", modules) of each `import modules`."""
-    return [
-        (
-            (n.module or "") if isinstance(n, ast.ImportFrom) else "",
-            {f"{a.name} as {a.asname}" if a.asname else a.name for a in n.names},
-        )
-        for n in _imports(tree)
-    ]
-
-
-def _body(source: str) -> str:
-    """A file without its imports and its docstring."""
-    tree, lines = ast.parse(source), source.splitlines()
-    first = tree.body[0]
-    docstring = [first] if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else []
-    gone = _lines_of([*_imports(tree), *docstring])
-    return "\n".join(line for i, line in enumerate(lines, 1) if i not in gone).strip("\n")
-
-
-def _lines_of(nodes: Iterable[ast.stmt]) -> set[int]:
-    return {i for n in nodes for i in range(n.lineno, (n.end_lineno or n.lineno) + 1)}
 
 
 def _block(source: str) -> tuple[int, int]:
@@ -204,6 +118,7 @@ def set_values(source: str, settings: dict[str, Any]) -> str:
 
 def place_own_model(source: str, own_model: str) -> str:
     """The source with the user's `own_model()` in place of a stand-in of that name, else behind the settings."""
+    own_model = apart(own_model, ast.parse(source))
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == "own_model":
             lines = source.splitlines()
@@ -213,6 +128,34 @@ def place_own_model(source: str, own_model: str) -> str:
     lines = source.splitlines()
     lines[end + 1 : end + 1] = ["", "", *own_model.strip("\n").splitlines(), "", ""]
     return "\n".join(lines) + "\n"
+
+
+def apart(own_model: str, program: ast.Module) -> str:
+    """The user's text as it is or, where it gives a name of the program another meaning, all inside `own_model`.
+
+    A user's `build_model` or `train` would be taken for the program's own, or the other way round.
+    """
+    tree = ast.parse(own_model)
+    theirs = {name: ast.dump(node) for node in program.body for name in _bound_by(node)}
+    mine = {name: ast.dump(node) for node in tree.body[:-1] for name in _bound_by(node)}
+    if "own_model" not in mine and all(theirs.get(name, meaning) == meaning for name, meaning in mine.items()):
+        return own_model
+    last, lines = tree.body[-1], own_model.splitlines()
+    assert isinstance(last, ast.FunctionDef)
+    inner, call = lines[: _first_line(lines, last)], lines[last.body[0].lineno - 1 :]
+    keep = set()  # lines that begin inside a text of several lines
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno is not None:
+            keep |= set(range(node.lineno, node.end_lineno))
+    moved = [f"    {line}" if line and i not in keep else line for i, line in enumerate(inner)]
+    return "\n".join(["def own_model():", *moved, *call]) + "\n"
+
+
+def _bound_by(node: ast.stmt) -> list[str]:
+    """The names that a top-level statement gives a meaning."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return _binds(node)
 
 
 def fold(source: str, settings: dict[str, Any]) -> str:
@@ -320,7 +263,7 @@ def shake(source: str) -> str:
     for node in tree.body:
         for name in _binds(node):
             defined.setdefault(name, []).append(node)
-    waiting = [n for n in tree.body if not _binds(n) or any(name in ROOTS for name in _binds(n)) or _future(n)]
+    waiting = [n for n in tree.body if not _binds(n) or any(name in ROOTS for name in _binds(n)) or future(n)]
     kept: set[int] = set()
     used: set[str] = set()
     while waiting:
@@ -338,7 +281,7 @@ def shake(source: str) -> str:
         if id(node) not in kept:
             for i in range(_comment_start(text, _first_line(text, node)), node.end_lineno or node.lineno):
                 lines[i] = None
-        elif isinstance(node, ast.ImportFrom) and not _future(node):
+        elif isinstance(node, ast.ImportFrom) and not future(node):
             names = [a for a in node.names if (a.asname or a.name) in used]
             for i in range(node.lineno - 1, node.end_lineno or node.lineno):
                 lines[i] = None
@@ -358,10 +301,6 @@ def _binds(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign) and all(isinstance(t, ast.Name) for t in node.targets):
         return [t.id for t in node.targets if isinstance(t, ast.Name)]
     return []
-
-
-def _future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _first_line(lines: list[str], node: ast.stmt) -> int:
@@ -389,12 +328,12 @@ def tidy(source: str) -> str:
     """Imports in two sorted groups, two empty lines between definitions, one at most inside them."""
     tree = ast.parse(source)
     lines = source.splitlines()
-    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) and not _future(n)]
+    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) and not future(n)]
     # only the leading run: an import that stands lower stands there for a reason
     leading = [n for n in imports if all(not _binds_late(m, n) for m in tree.body)]
     if leading:
         merged: dict[str, set[str]] = {}
-        for module, names in _imported(ast.Module(list(leading), [])):
+        for module, names in imported(ast.Module(list(leading), [])):
             merged.setdefault(module, set()).update(names)
         texts = {f"import {name}" for name in merged.pop("", ())}
         texts |= {f"from {module} import {', '.join(sorted(names))}" for module, names in merged.items()}

@@ -29,7 +29,7 @@ from typing import Any
 from accel_nb import worker
 from accel_nb.errors import ProgramError
 from accel_nb.events import Events
-from accel_nb.export import PROGRAMS
+from accel_nb.joining import PROGRAMS
 from accel_nb.lost import lost_event
 from accel_nb.processes import alive, born
 from accel_nb.spread import OWN_PROCESSES

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import numpy as np
 
-from accel_nb.export import joined
+from accel_nb.joining import joined
 
 ARGS = {
     "mlp": {"layers": [512], "activation": "relu", "dropout": 0.2},

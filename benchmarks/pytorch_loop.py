@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_nb.export import joined
+from accel_nb.joining import joined
 
 clock = time.perf_counter
 CASES = {

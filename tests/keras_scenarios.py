@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel_nb.export import joined
+from accel_nb.joining import joined
 
 BASE = {
     "MODEL": "mlp",

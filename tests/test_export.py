@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from accel_nb import export
+from accel_nb import export, joining
 from accel_nb.errors import ProgramError
 
 SOURCE = '''"""Title.
@@ -81,7 +81,7 @@ def never():
 
 
 def exported(**settings):
-    joined = export.join({"train": SOURCE, "settings": SETTINGS, "models": MODELS, "other": "never = 1"})
+    joined = joining.join({"train": SOURCE, "settings": SETTINGS, "models": MODELS, "other": "never = 1"})
     text = export.set_values(joined, settings)
     text = export.fold(text, export.settings_of(text))
     return export.tidy(export.shake(export.retitle(text, 'A "title"')))
@@ -224,3 +224,41 @@ def test_the_usual_program_is_short_and_has_no_trace_of_other_choices(framework)
         assert absent not in text, absent
     longest = max(len(line) for line in lines)
     assert longest <= 130
+
+
+OWN = '''import math
+from torch import nn
+
+SEED = 41  # the program has one too
+
+
+def build_model(width):
+    """A net.
+
+  of the user's
+    """
+    return math.floor(width) + SEED
+
+
+def own_model():
+    return build_model(2.5)
+'''
+
+
+def test_a_users_names_and_those_of_the_program_do_not_mix():
+    program = ast.parse("from torch import nn\nSEED = 0\n\n\ndef build_model():\n    return own_model()\n")
+    text = export.apart(OWN, program)
+    space: dict = {}
+    exec(text.replace("    from torch import nn\n", ""), space)
+    assert [name for name in space if not name.startswith("__")] == ["own_model"]
+    assert space["own_model"]() == 43
+    assert "\n  of the user's\n" in text  # what stands in a text is moved nowhere
+    same = "from torch import nn\n\n\ndef own_model():\n    return nn.Linear(1, 1)\n"
+    assert export.apart(same, program) == same
+
+
+def test_a_users_function_may_have_the_name_that_the_program_calls():
+    text = "def own_model(n=3):\n    return n\n\n\ndef own_model():\n    return own_model(n=4)\n"
+    space: dict = {}
+    exec(export.apart(text, ast.parse("import os")), space)
+    assert space["own_model"]() == 4

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from keras_scenarios import BASE, OPTIMIZERS, TRAIN, VAL, digits, store
 
-from accel_nb.export import joined
+from accel_nb.joining import joined
 
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 SCENARIOS = Path(__file__).parent / "keras_scenarios.py"

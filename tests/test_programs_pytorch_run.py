@@ -16,7 +16,7 @@ from pytorch_program import FOLDER, SMALL_CNN, after, digits, make_program, plai
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
-from accel_nb.export import joined  # noqa: E402
+from accel_nb.joining import joined  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from accel_nb.diagnose import Diagnosis, diagnose
-from accel_nb.export import ENGINES
 from accel_nb.framework_facts import Facts
+from accel_nb.joining import ENGINES
 from accel_nb.machine import TPU, Machine
 from accel_nb.routes import ENVIRONMENTS, Route, tpu_route
 
