@@ -82,7 +82,7 @@ def prepare(resolved: Resolved, folder: Path) -> Path:
         if program.pickled is not None:
             (path / "model.pkl").write_bytes(program.pickled)
         (path / "program.py").write_text(program.text, encoding="utf-8")
-        saved = json.dumps(resolved.to_dict(), indent=1, default=str)
+        saved = json.dumps({**resolved.to_dict(), "own_model": program.own}, indent=1, default=str)
         (path / "plan.json").write_text(saved + "\n", encoding="utf-8")
         stack.pop_all()  # all there: nothing to discard
     return path

@@ -19,10 +19,11 @@ DEVICE_OVERHEAD = 400 * 2**20
 
 
 class Program(NamedTuple):
-    """`text` of program.py, and the content of model.pkl where the program reads a stored model."""
+    """`text` of program.py, the model.pkl that it reads, if any, and the text in it that makes a user's model."""
 
     text: str
     pickled: bytes | None
+    own: str | None
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Resolved:
     parameters : their sum; None for an own model (the worker counts it).
     memory_needed, memory_total, memory_free : bytes on the device; 0 where unknown.
     drop_last : whether each epoch leaves out its last, smaller batch.
-    engine : whose program runs: a name of `export.ENGINES`, or "torch_tpu" (PyTorch's program on that backend).
+    engine : whose program runs: a name of `joining.ENGINES`, or "torch_tpu" (PyTorch's program on that backend).
     environment : variables that the worker needs before it imports anything.
     replicas, per_replica : devices on all machines, and how many samples of a batch each computes at most.
     """
@@ -130,8 +131,8 @@ class Resolved:
             "ACTIVATION_CHECKPOINTING": plan.activation_checkpointing,
         }
 
-    def program(self) -> Program:
-        """The program that this plan runs."""
+    def program(self, own: str | None = None) -> Program:
+        """The program that this plan runs. `own`: the text that makes an own model, where it is known already."""
         from accel_nb.export import program_text
 
         plan, facts = self.plan, self.facts
@@ -141,12 +142,13 @@ class Resolved:
             device = f"{self.replicas} × {kind.upper()} ({plan.strategy})"
         title = f"{NAMES[plan.framework]}: {model_name(plan.model)} on {facts.name}, on {device}."
         engine = "pytorch" if self.engine == "torch_tpu" else self.engine
-        if isinstance(plan.model, str):
-            return Program(program_text(engine, self.settings(), title), None)
-        from accel_nb.own_model import own_model
+        pickled = None
+        if not isinstance(plan.model, str) and own is None:
+            from accel_nb.own_model import own_model
 
-        own = own_model(plan.model, plan.model_args, input_shape=facts.input_shape, outputs=facts.outputs)
-        return Program(program_text(engine, self.settings(), title, own.text), own.pickled)
+            made = own_model(plan.model, plan.model_args, input_shape=facts.input_shape, outputs=facts.outputs)
+            own, pickled = made.text, made.pickled
+        return Program(program_text(engine, self.settings(), title, own), pickled, own)
 
     def __str__(self) -> str:
         """The choices with their reasons, the layers, parameters and memory, as text."""

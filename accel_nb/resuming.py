@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,14 +32,18 @@ def whole(checkpoint: Path) -> bool:
         return False
 
 
-def ready(run: Run, epochs: int | None) -> IO[str]:
-    """Refuse what cannot be taken up; else set the plan's epochs and give the lock, to be let go when all is set.
+def ready(run: Run, epochs: int | None, where: Mapping[str, Any]) -> IO[str]:
+    """Refuse what cannot be taken up; else set the plan and give the lock, to be let go when all is set.
 
-    AccelNbError if the run trains already (here or in another kernel), is complete, or its checkpoint is damaged;
-    PlanError for `epochs` that are fewer than planned.
+    `where`: fields of the plan that say in which other place it goes on. AccelNbError if the run trains already
+    (here or in another kernel), is complete, or its checkpoint is damaged; PlanError for `epochs` that are fewer
+    than planned, and for a place that is not here.
     """
+    from accel_nb.moving import check_place, elsewhere, write
+
     if not run.ended:
-        raise AccelNbError(f"The run {run.name} is {run.status}: there is nothing to take up.")
+        hint = " Stop it first, to go on in another place." if where else ""
+        raise AccelNbError(f"The run {run.name} is {run.status}: there is nothing to take up.{hint}")
     if not run.directory.is_dir():
         raise AccelNbError(f"The directory of {run.name} was removed: {run.directory}. Train anew.")
     if run.machines > 1:
@@ -53,10 +58,15 @@ def ready(run: Run, epochs: int | None) -> IO[str]:
     found = checkpoint_in(run.directory)
     if found is not None and not whole(found):
         raise AccelNbError(f"The checkpoint of {run.name} is damaged: {found.name}. Train anew.")
+    if not where:
+        check_place(run)
+    moved = elsewhere(run, where) if where else None
     lock = claim(run.directory)
     if lock is None:
         run.attach()
         raise AccelNbError(f"Another kernel trains the run {run.name} now: it is followed here.")
+    if moved is not None:
+        write(run.directory, *moved)
     if epochs is not None and epochs != planned:
         _raise_epochs(run.directory, epochs)
     return lock

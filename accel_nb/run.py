@@ -15,7 +15,7 @@ from accel_nb import launch
 from accel_nb.errors import AccelNbError, RunFailed
 from accel_nb.files import TAKEN, write_atomic
 from accel_nb.history import History
-from accel_nb.lost import why_lost
+from accel_nb.lost import lost_event
 from accel_nb.plan import checked_learning_rate
 from accel_nb.processes import alive
 from accel_nb.saved import SavedRun, read_plan
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "stopped", "failed")
 TAIL_PERIOD = 0.12  # seconds between looks at the events: about 8 a second
+SETTLED = 2.0  # seconds in which the end of a run whose worker is gone is told; it takes a few milliseconds
 LOST = 2.0  # seconds without the run's directory after which it counts as removed; a network disk may blink
 SILENCE = 15.0  # seconds without a step after which the panel says so
 
@@ -135,6 +136,8 @@ class Run(SavedRun):
         self.refresh()
         if self._finished is None:
             self.follow()
+            if self._worker_gone() is not None:
+                self._ended.wait(SETTLED)  # it is lost, which the thread tells after its first look
         return self
 
     def _find_worker(self) -> None:
@@ -234,9 +237,8 @@ class Run(SavedRun):
 
     def _lost(self, code: int | str) -> None:
         """The worker ended without a last word."""
-        text = why_lost(code, self.directory)
-        tail = self.log.strip().splitlines()[-15:]
-        self.error = {"kind": "WorkerLost", "text": text, "traceback": "\n".join(tail)}
+        tail = "\n".join(self.log.strip().splitlines()[-15:])
+        self.error = lost_event(code, self.directory, tail, [self._identity[0]] if self._identity else [])
         self._finished = {"status": "failed", "step": len(self.history)}
         if self._killed:
             self.error = None
@@ -349,19 +351,26 @@ class Run(SavedRun):
         self._command(pause=True)
         return self
 
-    def resume(self, epochs: int | None = None) -> Run:
+    def resume(self, epochs: int | None = None, **where: Any) -> Run:
         """Let a paused run go on; take up a stopped, failed or lost one, in place, from its checkpoint.
 
-        `epochs`: passes over the data in all, to train longer than planned. Without a checkpoint the run begins
-        anew, in its directory. AccelNbError if it trains already (here or in another kernel), is complete, or the
-        checkpoint is damaged; PlanError for fewer epochs than planned.
+        Parameters
+        ----------
+        epochs : passes over the data in all, to train longer than planned.
+        where : accelerator, strategy, devices, accumulate, precision, compile or cudnn_benchmark, to go on in
+            another place: run.resume(accelerator="auto") where the GPU it was on is gone. A new accelerator brings
+            the strategy, devices and precision that were asked for at first, unless they are given too.
+
+        Without a checkpoint the run begins anew, in its directory. AccelNbError if it trains already (here or in
+        another kernel), is complete, or the checkpoint is damaged; PlanError for fewer epochs than planned, or a
+        place that is not here.
         """
-        if self.status == "paused":
+        if self.status == "paused" and not where:
             self._command(pause=False)
             return self
         from accel_nb.resuming import ready
 
-        with ready(self, epochs):  # while the lock is held nobody else begins it
+        with ready(self, epochs, where):  # while the lock is held nobody else begins it
             self._reset()
         self._hand_over(resume=True)
         self.follow()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import accel_nb as anb
+from accel_nb.diagnose import diagnose
 from accel_nb.files import claim
 from accel_nb.resuming import checkpoint_in, whole
 
@@ -87,6 +89,82 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(way, interrupted):
     assert again.status == "done"
 
 
+def own_model():
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+PYTORCH = {"framework": "pytorch"}
+MOVES = {
+    "one device to two": (PYTORCH, {"strategy": "ddp"}, 2),
+    "two shards to one device": (
+        {**PYTORCH, "strategy": "fsdp", "devices": 2, "optimizer": "sgd"},
+        {"strategy": "single"},
+        None,
+    ),
+    "an own model": ({**PYTORCH, "model": own_model, "model_args": {}}, {"strategy": "fsdp", "accumulate": 2}, 2),
+    "a TPU's program to the CPU's": (
+        {"framework": "tensorflow", "strategy": "tpu"},
+        {"accelerator": "cpu", "strategy": "single"},
+        None,
+    ),
+    "one device to two replicas": ({"framework": "tensorflow"}, {"strategy": "mirrored"}, 2),
+}
+
+
+@pytest.mark.parametrize("move", list(MOVES))
+def test_a_run_goes_on_in_another_place_with_the_same_losses(move, interrupted):
+    begin, where, replicas = MOVES[move]
+    plan = {**PLAN, "model_args": {"layers": [24], "dropout": 0.0}, **begin, "accelerator": "cpu", "epochs": 6}
+    through = anb.train(**plan)
+    run = interrupted(3, **plan)
+    assert 3 <= len(run.history) < len(through.history)
+    run.resume(**where).wait(PATIENCE)
+    np.testing.assert_allclose(run.history.loss, through.history.loss, rtol=2e-5)
+    assert run.settled["strategy"] == where["strategy"]
+    assert run.started.get("replicas") == replicas
+    for mine, theirs in zip(weights(run), weights(through), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def on_a_gpu(run):
+    """The directory as a run on a GPU in float16 leaves it."""
+    import torch
+
+    from accel_nb.export import settings_of
+    from accel_nb.files import write_atomic
+
+    saved = json.loads((run.directory / "plan.json").read_text())
+    saved["plan"] |= {"accelerator": "gpu:0", "precision": "fp16"}
+    saved["asked"] |= {"accelerator": "gpu", "precision": "fp16"}
+    write_atomic(run.directory / "plan.json", json.dumps(saved))
+    text = run.program.replace('ACCELERATOR = "cpu"', 'ACCELERATOR = "gpu"')
+    write_atomic(run.directory / "program.py", text)
+    assert settings_of(text)["EPOCHS"]
+    file = run.directory / "checkpoint.pt"
+    state = torch.load(file, weights_only=True)
+    state |= {"random_gpu": state["random_cpu"], "scaler": {"scale": 2.0**16}, "skipped": 0}
+    state["optimizer"]["param_groups"][0] |= {"capturable": True}
+    torch.save(state, file)
+
+
+def test_the_checkpoint_of_a_gpu_goes_on_where_there_is_none(interrupted, monkeypatch):
+    if diagnose().usable("pytorch", "gpu"):
+        pytest.skip("PyTorch has a GPU here")
+    plan = {**PLAN, "framework": "pytorch", "accelerator": "cpu", "epochs": 6}
+    through = anb.train(**plan)
+    run = interrupted(3, **plan)
+    on_a_gpu(run)
+    run = anb.Run(run.directory).attach()
+    with pytest.raises(anb.PlanError, match=r"accelerator='gpu:0'.*run\.resume\(accelerator='auto'\)"):
+        run.resume()
+    run.resume(accelerator="auto").wait(PATIENCE)
+    same(run, through)
+    assert run.settled["accelerator"] == "cpu"
+    assert any("precision is fp32 from here on" in note for note in run.notes)
+
+
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_a_run_whose_worker_was_killed_goes_on_from_its_last_checkpoint(framework, interrupted, runs_folder):
     plan = {**PLAN, "framework": framework, "accelerator": "cpu", "epochs": 40, "checkpoint_epochs": 1}
@@ -131,6 +209,10 @@ def test_what_cannot_be_taken_up_is_refused(interrupted):
     run = interrupted(3, **PLAN, framework="pytorch", accelerator="cpu", epochs=500)
     with claim(run.directory), pytest.raises(anb.AccelNbError, match="Another kernel trains the run"):
         run.resume()
+    with pytest.raises(anb.PlanError, match=r"batch_size=64: It cannot change.*accelerator, strategy"):
+        run.resume(batch_size=64)
+    with pytest.raises(anb.PlanError, match="strategy='mirrored'"):
+        run.resume(strategy="mirrored")
     checkpoint = checkpoint_in(run.directory)
     content = bytearray(checkpoint.read_bytes())
     content[len(content) // 2] ^= 0xFF

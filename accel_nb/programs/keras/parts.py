@@ -84,6 +84,9 @@ def save(model: keras.Model, path: Path) -> None:
 
 def restore(saved: list[list[np.ndarray]], model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Gives the model and the optimizer the values of a checkpoint, the states of random numbers included."""
-    for owner, values in zip((model, optimizer), saved, strict=True):
-        for variable, value in zip(owner.variables, values, strict=True):
-            variable.assign(value)
+    weights, moments = saved
+    for variable, value in zip(model.variables, weights, strict=True):
+        variable.assign(value)
+    # from the back: what scales the loss comes first, and a run that goes on in float16 or leaves it has it or not
+    for variable, value in zip(reversed(optimizer.variables), reversed(moments), strict=False):
+        variable.assign(value)

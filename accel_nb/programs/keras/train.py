@@ -137,7 +137,7 @@ def train(
         if progress["measured"]:
             history = [np.array(progress["measured"], np.float32)]
         if PRECISION == "fp16":
-            skipped = progress["skipped"]
+            skipped = progress.get("skipped", 0)
 
     # Data that fits goes to the device once, into variables: a GPU gathers bytes from these, not from constants.
     x_train = np.load(HERE / "data" / "x_train.npy", mmap_mode="r")

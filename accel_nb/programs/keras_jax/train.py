@@ -26,7 +26,7 @@ import numpy as np
 from arrays import read_arrays, write_arrays
 from building import build_model
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from parts import build_optimizer, layer_table, parameter_count, save, shuffled
+from parts import build_optimizer, layer_table, parameter_count, restore, save, shuffled
 from reports import csv_report, no_control, print_report, rate_factor
 from rows import batches_of_rows, padded
 from settings import (
@@ -195,9 +195,9 @@ def train(
 
     # A function of JAX keeps nothing: all that a step changes goes in and comes out again.
     groups = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
-    values = jax.device_put([[np.array(variable.numpy()) for variable in group] for group in groups], everywhere)
     if resume_from is not None:
-        values = jax.device_put(saved, everywhere)
+        restore(saved, model, optimizer)
+    values = jax.device_put([[np.array(variable.numpy()) for variable in group] for group in groups], everywhere)
     rate_at = next(i for i, variable in enumerate(optimizer.variables) if variable is optimizer.learning_rate)
 
     def measure(weights: list, state: list, batch: tuple, count: Any, training: bool) -> tuple:
@@ -290,19 +290,25 @@ def train(
             batch = (x, y, jnp.arange(width) < count)
             return measure(weights, state, batch, count, training=False)[1][1]
 
-    def save_model(path: Path) -> None:
-        """The model's file, with the values that are on the devices by now."""
+    def fetch() -> None:
+        """Give the model and the optimizer the values that are on the devices by now."""
         for group, fresh in zip(groups, jax.device_get(values), strict=True):
             for variable, value in zip(group, fresh, strict=True):
                 variable.assign(value)
+
+    def save_model(path: Path) -> None:
+        """The model's file."""
+        fetch()
         save(model, path)
 
     def keep(epoch: int, position: int) -> None:
         """Write the checkpoint: `position` batches of this epoch are done."""
         progress = {"step": step, "epoch": epoch, "position": position, "learning_rate": base_rate}
         progress |= {"seconds": seconds, "measured": [row for block in history for row in block.tolist()]}
+        fetch()
+        arrays = [[variable.numpy() for variable in owner.variables] for owner in (model, optimizer)]
         try:
-            write_arrays(save_to / "checkpoint.npz", progress, *jax.device_get(values))
+            write_arrays(save_to / "checkpoint.npz", progress, *arrays)
             report("checkpoint", path=str(save_to / "checkpoint.npz"), step=step)
         except OSError as problem:
             report("warning", text=f"The checkpoint of step {step} was not written: {problem}")

@@ -45,7 +45,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Gives the optimizer its state back."""
+    """Gives the optimizer its state back; how its steps are computed is a matter of the device here."""
+    for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        theirs.update({name: mine[name] for name in ("fused", "foreach", "capturable") if name in mine})
     if STRATEGY == "fsdp":
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for number, values in state["state"].items():  # weights that nothing uses have none
@@ -57,11 +59,15 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def restore_random(state: dict[str, Any]) -> None:
-    """Lets dropout's random numbers go on where they were."""
+    """Lets dropout's random numbers go on where they were; a device that the run did not have starts its own."""
     if STRATEGY in ("ddp", "fsdp"):
         mine = dist.get_rank()
     if STRATEGY not in ("ddp", "fsdp"):
         mine = 0
-    torch.set_rng_state(state["random_cpu"][mine])
+    drawn = state.get("random_cpu", [])
+    if mine < len(drawn):
+        torch.set_rng_state(drawn[mine])
     if ACCELERATOR == "gpu":
-        torch.cuda.set_rng_state(state["random_gpu"][mine])
+        drawn = state.get("random_gpu", [])
+        if mine < len(drawn):
+            torch.cuda.set_rng_state(drawn[mine])

@@ -205,7 +205,7 @@ def train(
     if resume_from is not None:
         restore_optimizer(optimizer, saved["optimizer"])
         if PRECISION == "fp16":
-            scaler.load_state_dict(saved["scaler"])
+            scaler.load_state_dict(saved.get("scaler", scaler.state_dict()))
     group = optimizer.param_groups[0]
 
     x_train, y_train = stored("x_train", device), stored("y_train", device)
@@ -284,7 +284,7 @@ def train(
         if TASK == "classification":
             epoch_accuracies = saved["accuracies"]
         if PRECISION == "fp16":
-            skipped = saved["skipped"]
+            skipped = saved.get("skipped", 0)
         restore_random(saved)
         report("status", text=f"going on from step {step}")
 

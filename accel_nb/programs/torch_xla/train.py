@@ -164,8 +164,8 @@ def train(
         )
     prepare(optimizer)
     if resume_from is not None:
-        if OPTIMIZER != "sgd":
-            saved["optimizer"]["param_groups"][0]["capturable"] = True
+        theirs, mine = saved["optimizer"]["param_groups"][0], optimizer.param_groups[0]
+        theirs.update({name: mine[name] for name in ("fused", "foreach", "capturable") if name in mine})
         optimizer.load_state_dict(saved["optimizer"])
     if DEVICES > 1:
         everywhere([*model.parameters(), *model.buffers()], mesh)
@@ -261,7 +261,8 @@ def train(
         epoch_losses, seconds = saved["losses"], saved["seconds"]
         if TASK == "classification":
             epoch_accuracies = saved["accuracies"]
-        xla_model.set_rng_state(saved["random_xla"])
+        if "random_xla" in saved:
+            xla_model.set_rng_state(saved["random_xla"])
         report("status", text=f"going on from step {step}")
 
     def keep(epoch: int, position: int) -> None:
