@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SHOWN = 8  # parts of a tuple or list that a message shows
+
 
 class AccelNbError(Exception):
     """Any error that accel_nb raises on purpose."""
@@ -47,10 +49,14 @@ class ProgramError(AccelNbError):
 
 def shown(value: Any, limit: int = 80) -> str:
     """A value as a message shows it: `repr`, cut to `limit` characters, with an array told by shape and type."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None and dtype is not None and shape != ():
-        return f"<array of shape {tuple(shape)}, {dtype}>"
-    if isinstance(value, tuple | list) and any(hasattr(part, "shape") for part in value):
-        return "(" + ", ".join(shown(part, limit) for part in value) + ")"
-    text = repr(value)
+    try:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if dtype is not None and isinstance(shape, tuple | list) and len(shape):
+            return f"<array of shape {tuple(shape)}, {dtype}>"
+        if isinstance(value, tuple | list) and any(hasattr(part, "shape") for part in value[:SHOWN]):
+            more = [", …"] * (len(value) > SHOWN)
+            return "(" + ", ".join(shown(part, limit) for part in value[:SHOWN]) + "".join([*more, ")"])
+        text = repr(value)
+    except Exception:  # an object may fail in any way when it is asked about itself
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"

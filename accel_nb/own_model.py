@@ -69,7 +69,7 @@ def own_model(
         source.add(model, name)
         body = f"def own_model():\n    return {name}({literal})"
         return OwnModel("\n\n\n".join([*source.parts(), body]) + "\n", None)
-    except (_NoSourceError, OSError, TypeError, SyntaxError):
+    except Exception:  # no source, or an object that fails in a way of its own when it is asked
         import functools
 
         return _stored(functools.partial(model, **call) if call else model, "()")
@@ -80,7 +80,7 @@ def _arguments(model: Any, given: Mapping[str, Any], input_shape: tuple[int, ...
     offered = {"input_shape": tuple(input_shape), "outputs": outputs, "classes": outputs, "num_classes": outputs}
     try:
         signature = inspect.signature(model)
-    except (TypeError, ValueError):
+    except Exception:  # some have none, and an object may fail in any way when it is asked
         return dict(given)
     takes = {
         name

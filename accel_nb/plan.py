@@ -25,6 +25,8 @@ STRATEGIES = {
 SEVERAL_MACHINES = ("ddp", "fsdp", "multi_worker")
 SCHEDULES = ("constant", "cosine")
 MODELS = ("mlp", "cnn", "resnet50")
+MOST = 10**9  # of what is counted: beyond it frameworks, clocks and floats fail in ways of their own
+MOST_LAYERS = 1000  # of a named model
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "silu", "leaky_relu", "elu")
 
 # Learning rates: PyTorch's and Keras's own default for Adam, AdamW, RMSprop's is 0.001 in Keras (0.01 in PyTorch);
@@ -175,7 +177,10 @@ def model_name(model: Any) -> str:
     """A short name for a model: its own for a named one, the function's or class's for the user's."""
     if isinstance(model, str):
         return model
-    return str(getattr(model, "__name__", type(model).__name__))
+    try:
+        return str(model.__name__)
+    except Exception:  # an instance has none, and an object may fail in any way when it is asked
+        return type(model).__name__
 
 
 def normalise(plan: Plan) -> None:
@@ -192,7 +197,7 @@ def normalise(plan: Plan) -> None:
     put("schedule", _one_of("schedule", plan.schedule, SCHEDULES))
     for name in ("compile", "cudnn_benchmark"):
         value = getattr(plan, name)
-        if not (isinstance(value, bool) or value == "auto"):
+        if not (isinstance(value, bool) or (isinstance(value, str) and value == "auto")):
             raise PlanError(name, value, "It is a choice.", "Pass True, False or 'auto'.")
     for name in ("deterministic", "activation_checkpointing"):
         if not isinstance(getattr(plan, name), bool):
@@ -301,6 +306,9 @@ def model_args(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
         label = f"model_args[{name!r}]"
         if name in ("layers", "filters"):
             sizes = list(value) if isinstance(value, list | tuple) else None
+            if sizes is not None and len(sizes) > MOST_LAYERS:
+                why = f"It lists {len(sizes):,} layers."
+                raise PlanError(label, f"<{len(sizes):,} sizes>", why, f"Pass {MOST_LAYERS:,} at most.")
             if sizes is None or (name == "filters" and not sizes):
                 raise PlanError(
                     label, value, "It lists the size of each layer.", f"Pass a list, such as {args[name]}."
@@ -382,15 +390,19 @@ def _strategy(value: Any, framework: str) -> str:
     return _one_of("strategy", value, mine)
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def _whole(name: str, value: Any, least: int, most: int = MOST) -> int:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        limits = f"{least} to {most:,}" if most is not None else f"{least} or more"
+    if not whole or not least <= value <= most:
+        limits = f"{least} to {most:,}" if most != MOST or (whole and value > most) else f"{least} or more"
         raise PlanError(name, value, "It counts something.", f"Pass a whole number, {limits}.")
     return int(value)
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
         raise PlanError(name, value, "It is not a number that can be used.", "Pass a finite number.")
-    return float(value)
+    return number

@@ -15,6 +15,7 @@ from accel_nb import worker
 from accel_nb.events import Events, plain
 from accel_nb.files import write_atomic
 from accel_nb.launch import environment
+from accel_nb.processes import born
 from accel_nb.reporter import Reporter
 
 
@@ -107,6 +108,19 @@ def test_control_obeys_the_last_word_and_survives_half_a_file(tmp_path):
     assert control() == {"stop": True}
     assert '"paused"' in (tmp_path / "events.jsonl").read_text()
     os.close(events._file)
+
+
+def test_of_several_ranks_the_first_one_writes_checkpoints(tmp_path):
+    plan = {"plan": {"checkpoint_seconds": 1e-6, "checkpoint_epochs": 0, "epochs": 1, "accelerator": "cpu"}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "program.py").write_text(
+        "import time\ndef train(report, control, save_to):\n"
+        "    time.sleep(0.01)\n    (save_to / 'asked').write_text(repr(control()))\n"
+    )
+    me = worker.Owner(os.getpid(), born(os.getpid()))
+    for rank, asked in ((0, "{'checkpoint': True}"), (1, "{}")):
+        assert worker.run(tmp_path, me, rank, Events(tmp_path / f"{rank}.jsonl")) == 0
+        assert (tmp_path / "asked").read_text() == asked
 
 
 def test_an_own_model_that_hardly_fits_is_told_before_the_first_step(tmp_path):
