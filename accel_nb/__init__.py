@@ -17,6 +17,7 @@ _HOMES = {
     "Studio": "studio",
     "train": "api",
     "compare": "compare",
+    "largest_batch": "fitting",
     "runs": "api",
     "Plan": "plan",
     "Run": "run",
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "accelerators",
     "compare",
+    "largest_batch",
     "runs",
     "train",
 ]
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from accel_nb.compare import compare
     from accel_nb.diagnose import accelerators
     from accel_nb.errors import AcceleratorError, AccelNbError, DataError, PlanError, RunFailed
+    from accel_nb.fitting import largest_batch
     from accel_nb.plan import Plan
     from accel_nb.run import Run
     from accel_nb.studio import Studio

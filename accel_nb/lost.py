@@ -45,7 +45,7 @@ def lost_event(
 ) -> dict[str, Any]:
     """The error event of a process that left no last word.
 
-    `log`: its last lines, to be shown. `pids`: what the system's own log may call it. `who` it was, if not the worker.
+    `log`: its last lines, to be shown. `pids`: what the system's log may call it. `who` it was, if not the worker.
     """
     who = who or "The worker process"
     text = why_lost(code, directory).replace("The worker process", who, 1)

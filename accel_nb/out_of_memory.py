@@ -231,7 +231,7 @@ def _saved(directory: Path | None) -> dict[str, Any]:
 
 
 def in_log(directory: Path) -> Shortage | None:
-    """The shortage that the log of a crashed worker tells of: C++ ends a process by itself, after its own words."""
+    """The shortage that the log of a crashed worker tells of: C++ ends a process after its own words."""
     try:
         with (directory / "log.txt").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 64 * 1024))

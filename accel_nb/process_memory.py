@@ -44,8 +44,8 @@ def limit_memory() -> None:
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = int(size) if hard == resource.RLIM_INFINITY else min(int(size), hard)
-    # TensorFlow does not look at each answer of the system's own allocator, and may crash without a word. This one,
-    # which it has for GPUs, tells first.
+    # TensorFlow does not look at each answer of the system's own allocator, and may crash without a word. The one
+    # that it has for GPUs tells first.
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, (allowed - held()) // 2**20 - TF_REST))
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))

@@ -7,10 +7,13 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_nb.loglines import split_log
 from accel_nb.machines import commands
+
+if TYPE_CHECKING:
+    from accel_nb.fitting import BatchFit
 
 
 def read_plan(directory: Path) -> dict[str, Any]:
@@ -70,6 +73,16 @@ class SavedRun:
         """Which spare worker suits it: the engine's, or one without a framework that only starts others."""
         engine = str(self._saved.get("engine") or self.settled["framework"])
         return "ranks" if self.settled.get("strategy") == "multi_worker" else engine
+
+    def largest_batch(self, **how: Any) -> BatchFit:
+        """The largest batch that fits here, up to the run's own, for its model and data; how fast each trains.
+
+        `how` (at_most, trials, seconds) and what comes back are as for `accel_nb.largest_batch`. A run that failed
+        for lack of memory goes on with `run.resume(accumulate=...)`, in the parts that were found.
+        """
+        from accel_nb.fitting import of_run
+
+        return of_run(self, **how)
 
     def commands(self, addresses: Sequence[str] = (), port: int = 29500) -> list[str]:
         """The line to start on each machine: see `machines.commands`."""
