@@ -31,10 +31,11 @@ OWN = "own:"  # what stands before the name of a user's model in plan.json
 
 def check_place(run: Run) -> None:
     """PlanError if the accelerator that the run was on is not here."""
-    if run.settled["accelerator"] == "cpu":
+    saved = read_plan(run.directory)
+    if saved["plan"]["accelerator"] == "cpu":
         return
     try:
-        _resolved(read_plan(run.directory), {})
+        _resolved(saved, {})
     except PlanError as problem:
         if problem.field != "accelerator":
             raise

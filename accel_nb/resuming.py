@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,20 @@ CHECKPOINTS = ("checkpoint.pt", "checkpoint.npz")
 def checkpoint_in(directory: Path) -> Path | None:
     """The checkpoint of a run's directory; None where none was written yet."""
     return next((directory / name for name in CHECKPOINTS if (directory / name).is_file()), None)
+
+
+def can_go_on(run: Run) -> bool:
+    """Whether a run has ended before its time and left what the rest can begin with."""
+    early = run.status == "stopped" or (run.status == "failed" and checkpoint_in(run.directory) is not None)
+    return early and run.machines == 1 and len(run.history) < (run.total_steps or math.inf)
+
+
+def newest(*folders: Path | None) -> Path | None:
+    """The directory of the newest run in these folders; of one that is in two, that in the first."""
+    from accel_nb.folder import directories
+
+    found = [list(directories(folder))[-1:] for folder in folders if folder is not None]
+    return max((path for paths in found for path in paths), key=lambda path: path.name[:15], default=None)
 
 
 def whole(checkpoint: Path) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from panel import PATIENCE, every_widget, message, settle, text_of, until, write
 
 import accel_nb as anb
 from accel_nb import api
+from accel_nb.diagnose import diagnose
 from accel_nb.studio.curves_tab import short_name
 from accel_nb.studio.desk import Desk
 
@@ -86,14 +89,82 @@ def test_markup_in_paths_and_names_is_escaped(tmp_path: Path, monkeypatch: pytes
 
 
 def test_commands_without_a_run_say_so(studio: anb.Studio) -> None:
-    for command in (studio.pause, studio.resume, studio.stop, studio.wait):
+    for command in (studio.pause, studio.stop, studio.wait):
         with pytest.raises(anb.AccelNbError, match="No run was started"):
             command()
+    with pytest.raises(anb.AccelNbError, match="Nothing to resume"):
+        studio.resume()
     with pytest.raises(anb.AccelNbError, match="No run was started"):
         studio.set_learning_rate(0.1)
 
 
 # ---- runs
+
+
+def stopped_run(framework: str = "pytorch") -> anb.Run:
+    """A run of six epochs that was stopped early."""
+    run = anb.train(data="digits", framework=framework, accelerator="cpu", batch_size=32, epochs=6, wait=False)
+    until(lambda: len(run.history) > 3 or run.ended, "steps")
+    run.stop().wait(PATIENCE)
+    assert len(run.history) < 270
+    return run
+
+
+def test_the_newest_run_is_offered_and_goes_on_where_it_was_stopped(runs_folder: Path) -> None:
+    run = stopped_run()
+    steps = len(run.history)
+    studio = settle(anb.Studio())
+    runner = studio._runner
+    assert (runner.pause.description, runner.pause.disabled) == ("▶\ufe0e Resume", False)
+    assert runner.pause.tooltip == f"Go on with {run.name}, from its checkpoint"
+    assert f"Resume goes on with {run.name} at step {steps:,} of 270" in text_of(runner.line.value)
+    runner.pause.click()
+    runner.pause.click()  # pressed twice: it is on its way
+    until(lambda: studio.run is run and run.ended, "the run goes on to its end")
+    assert run.status == "done"
+    assert len(run.history) == 270
+    assert not studio._words.error.value
+    until(lambda: runner.pause.description == "❚❚ Pause" and runner.pause.disabled, "nothing is left to resume")
+    with pytest.raises(anb.AccelNbError, match="Nothing to resume"):
+        studio.resume()
+
+
+def test_a_run_on_drive_goes_on_here_also_without_its_accelerator(
+    runs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped_run()
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    kept = Path(shutil.move(run.directory, drive / run.name))
+    for name in ("worker.json", "lock", "control.json"):
+        (kept / name).unlink(missing_ok=True)
+    plan = json.loads((kept / "plan.json").read_text())
+    gone = "tpu" if not diagnose().usable("pytorch", "tpu") else "mps"
+    plan["plan"]["accelerator"] = plan["asked"]["accelerator"] = gone
+    (kept / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setattr("accel_nb.studio.view.drive_folder", lambda: drive)
+    studio = settle(anb.Studio())
+    assert run.name in studio._runner.pause.tooltip
+    back = studio.resume()
+    assert back.directory == runs_folder / run.name
+    back.wait(PATIENCE)
+    assert len(back.history) == 270
+    assert back.settled["accelerator"] == "cpu"
+    assert f"{run.name} goes on on cpu: " in message(studio)
+
+
+def test_a_run_that_cannot_go_on_is_not_offered(runs_folder: Path) -> None:
+    run = anb.train(data="digits", framework="pytorch", accelerator="cpu", epochs=1)
+    assert run.status == "done"
+    studio = settle(anb.Studio())
+    assert studio._runner.pause.disabled is True
+    run = stopped_run()
+    checkpoint = run.directory / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-900])
+    studio = settle(anb.Studio())
+    studio._runner.pause.click()
+    until(lambda: "is damaged" in message(studio), "the reason")
+    assert not studio._runner.train.disabled
 
 
 def test_a_run_from_press_to_stop(studio: anb.Studio) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from accel_nb import api
-from accel_nb.errors import AccelNbError
+from accel_nb.copies import bring_back
+from accel_nb.errors import AccelNbError, PlanError
+from accel_nb.folder import known, runs_folder
 from accel_nb.live import progress
 from accel_nb.plan import Plan
 from accel_nb.run import Run
@@ -45,6 +47,7 @@ class Runner:
         self._asked = ""  # "pause", "resume" or "stop": what was pressed and has not happened yet
         self._seen_end, self._warned = True, 0
         self._refused = ""
+        self._offered: Run | None = None  # an earlier run that can go on
         self.finished = threading.Event()  # set when all that a run leaves in the notebook is there
         self.train = button("▶\ufe0e Train", "Train the model as set above", "anb-go")
         self.pause = button("❚❚ Pause", "Hold the run with everything in memory")
@@ -77,12 +80,54 @@ class Runner:
         self._words.clear_error()
         self.buttons()
         self._show_line(0, line)
-        threading.Thread(target=self._start, args=(plan, future), name="accel_nb start", daemon=True).start()
+
+        def start() -> Run:
+            return api.start(plan, self._directory, spare=False)
+
+        threading.Thread(target=self._start, args=(start, future), name="accel_nb start", daemon=True).start()
         return future
 
-    def _start(self, plan: Plan, future: Future[Run]) -> None:
+    def take_up(self, run: Run) -> Future[Run]:
+        """Let a run that has ended too early go on from its checkpoint, where the accelerator it was on is gone
+        with what is here. The future holds the Run, or why it cannot.
+        """
+        with self._lock:
+            if self._starting is not None:
+                return self._starting
+            future: Future[Run] = Future()
+            self._starting, self._offered = future, None
+        self._words.clear_error()
+        self.buttons()
+        self._show_line(0, f"reading {run.name}")
+
+        def go_on() -> Run:
+            local = bring_back(run.directory, runs_folder(self._directory))
+            here = known(local).attach()
+            try:
+                here.resume()
+            except PlanError as problem:
+                if problem.field != "accelerator":
+                    raise
+                here.resume(accelerator="auto")
+                self._words.say(f"{here.name} goes on on {here.settled['accelerator']}: {problem.why}")
+            return here
+
+        threading.Thread(target=self._start, args=(go_on, future), name="accel_nb resume", daemon=True).start()
+        return future
+
+    def offer(self, run: Run | None) -> None:
+        """The earlier run that can go on, for the button Resume; None for none."""
+        with self._lock:
+            self._offered = run
+            fresh = self.run is None and self._starting is None
+        if run is not None and fresh:
+            total = f" of {run.total_steps:,}" if run.total_steps else ""
+            self._show_line(0, f"{READY} · Resume goes on with {run.name} at step {len(run.history):,}{total}")
+        self.buttons()
+
+    def _start(self, begin: Callable[[], Run], future: Future[Run]) -> None:
         try:
-            run = api.start(plan, self._directory, spare=False)
+            run = begin()
             self.adopt(run)
         except BaseException as problem:  # the person waits for an answer, whatever it is
             with self._lock:
@@ -109,6 +154,14 @@ class Runner:
         self._began(run)
         run.listen(self._changed)
         self.buttons()
+
+    def holding(self) -> None:
+        """What the button Pause does: where it reads "Resume" without a run, take up the one that is offered."""
+        offered = self._offered
+        if offered is not None and not self.live:
+            self.take_up(offered)
+        else:
+            self.pausing()
 
     def pausing(self) -> None:
         """Pause a running run, let a paused one go on."""
@@ -210,16 +263,18 @@ class Runner:
             if status == "stopping":
                 told = "Press again to end the run at once, without its model"
             _set(self.stop, stop, told, disabled=not live)
-            paused = status == "paused"
+            paused, offered = status == "paused", None if busy else self._offered
             label, told = "❚❚ Pause", "Hold the run with everything in memory"
             if paused:
                 label, told = "▶\ufe0e Resume", "Let the run go on where it was held"
+            if offered is not None:
+                label, told = "▶\ufe0e Resume", f"Go on with {offered.name}, from its checkpoint"
             waiting = {"pause": "Pausing…", "resume": "Resuming…"}.get(self._asked, "") if live else ""
             _set(
                 self.pause,
                 waiting or label,
                 told,
-                disabled=not live or waits or status == "stopping" or bool(waiting),
+                disabled=offered is None and (not live or waits or status == "stopping" or bool(waiting)),
             )
 
     def _show_line(self, part: float, line: str) -> None:

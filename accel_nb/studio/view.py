@@ -11,12 +11,14 @@ from typing import Any
 import ipywidgets as widgets
 
 from accel_nb import launch
+from accel_nb.colab import drive_folder, warn_if_changed
 from accel_nb.data import NAMED, describe
 from accel_nb.diagnose import Accelerators, diagnose
 from accel_nb.errors import AccelNbError
 from accel_nb.folder import attached, directories, known, running_here, runs_folder
 from accel_nb.live import in_notebook, status_line
 from accel_nb.plan import LEARNING_RATES, Plan
+from accel_nb.resuming import can_go_on, newest
 from accel_nb.run import Run
 from accel_nb.studio.curves_tab import CurvesTab
 from accel_nb.studio.desk import Desk
@@ -54,6 +56,7 @@ class Studio:
     """
 
     def __init__(self, *, directory: str | Path | None = None, **fields: Any) -> None:
+        warn_if_changed()
         self._directory = directory
         self._id = uuid.uuid4().hex[:10]
         self._words = Words()
@@ -70,7 +73,7 @@ class Studio:
 
         runner, words = self._runner, self._words
         runner.train.on_click(words.guard(lambda _: self._start()))
-        runner.pause.on_click(words.guard(lambda _: runner.pausing()))
+        runner.pause.on_click(words.guard(lambda _: runner.holding()))
         runner.stop.on_click(words.guard(lambda _: runner.stopping()))
 
         self._tabs = widgets.Tab([self._curves.ui, self._program.ui, self._runs_tab.ui, self._machine.ui])
@@ -91,6 +94,7 @@ class Studio:
         self._count_runs()
         for run in running_here(runs_folder(directory))[-1:]:
             self._runner.adopt(run)
+        self._background.submit("offer", self._offer)
 
     # ---- the buttons, for the next cell
 
@@ -124,10 +128,16 @@ class Studio:
         return run
 
     def resume(self) -> Run:
-        """Let a paused run go on."""
-        run = self._the_run()
-        run.resume()
-        return run
+        """Let a paused run go on; else take up the newest run, if it ended too early, from its checkpoint.
+
+        AccelNbError if there is none. Where the accelerator it was on is gone, it goes on with what is here.
+        """
+        if self._runner.live:
+            return self._the_run().resume()
+        found = self._unfinished()
+        if found is None:
+            raise AccelNbError("Nothing to resume: no run is paused, and the newest one has not ended too early.")
+        return self._runner.take_up(found).result()
 
     def stop(self) -> Run:
         """Stop the run after its present steps; model, checkpoint and curve are kept. Again: end it at once."""
@@ -152,6 +162,16 @@ class Studio:
     def settled(self, timeout: float | None = 30) -> bool:
         """Wait until the panel has judged what its controls say; False after `timeout` seconds."""
         return self._background.settled(timeout)
+
+    def _unfinished(self) -> Run | None:
+        """The newest run, here or on a Drive that is mounted, if it can go on."""
+        path = newest(runs_folder(self._directory), drive_folder())
+        run = None if path is None else attached(path)
+        return run if run is not None and can_go_on(run) else None
+
+    def _offer(self) -> None:
+        if not self._runner.live:
+            self._runner.offer(self._unfinished())
 
     def _the_run(self) -> Run:
         if self.run is None:
@@ -300,5 +320,6 @@ class Studio:
         self._program.follow(run)
         self._curves.offer(self._kept.update(run, status_line(run), **self._curves.settings))
         self._count_runs()
+        self._background.submit("offer", self._offer)
         self._refresh_tab()
         self._spare()
