@@ -10,11 +10,13 @@ from typing import Any
 
 from accel_nb import launch
 from accel_nb.errors import PlanError
+from accel_nb.files import write_atomic
 from accel_nb.folder import known, new_directory, runs, runs_folder
 from accel_nb.live import in_notebook, show
 from accel_nb.plan import Plan, make_plan, model_name
 from accel_nb.resolve import Resolved, resolve
 from accel_nb.run import Run
+from accel_nb.trust import closed
 
 __all__ = ["runs", "start", "train"]
 
@@ -69,22 +71,19 @@ def prepare(resolved: Resolved, folder: Path) -> Path:
     program = resolved.program()  # before anything is written: it may refuse
     try:
         path = new_directory(label, folder)
+        with contextlib.ExitStack() as stack:
+            stack.callback(_discard, path)
+            store(dataset, path / "data", shared=folder / ".data")
+            if program.pickled is not None:
+                (path / "model.pkl").write_bytes(program.pickled)
+                closed(path / "model.pkl")
+            write_atomic(path / "program.py", program.text)
+            saved = json.dumps({**resolved.to_dict(), "own_model": program.own}, indent=1, default=str)
+            write_atomic(path / "plan.json", saved + "\n")
+            stack.pop_all()  # all there: nothing to discard
     except OSError as problem:
-        raise PlanError(
-            "directory",
-            str(folder),
-            f"No run can be written there ({problem.strerror}).",
-            "Pass another directory.",
-        ) from problem
-    with contextlib.ExitStack() as stack:
-        stack.callback(_discard, path)
-        store(dataset, path / "data", shared=folder / ".data")
-        if program.pickled is not None:
-            (path / "model.pkl").write_bytes(program.pickled)
-        (path / "program.py").write_text(program.text, encoding="utf-8")
-        saved = json.dumps({**resolved.to_dict(), "own_model": program.own}, indent=1, default=str)
-        (path / "plan.json").write_text(saved + "\n", encoding="utf-8")
-        stack.pop_all()  # all there: nothing to discard
+        why = f"No run can be written there ({problem.strerror})."
+        raise PlanError("directory", str(folder), why, "Pass another directory, or free some space.") from problem
     return path
 
 

@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from accel_nb.trust import closed
+
 TAKEN = 76  # exit code: another worker trains this run
 
 
@@ -36,6 +38,7 @@ def write_atomic(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         beside.write_text(text, encoding="utf-8")
+        closed(beside)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ def new_directory(label: str, folder: Path) -> Path:
     for number in range(1, 1000):
         path = folder / (stem if number == 1 else f"{stem}-{number}")
         try:
-            path.mkdir()
+            path.mkdir(mode=0o755)  # whatever the umask: code in it runs as this user
         except FileExistsError:
             continue
         return path

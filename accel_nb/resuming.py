@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from accel_nb.errors import AccelNbError, PlanError
 from accel_nb.export import set_values
 from accel_nb.files import claim, write_atomic
+from accel_nb.trust import check_ours
 
 if TYPE_CHECKING:
     from accel_nb.run import Run
@@ -61,6 +62,7 @@ def ready(run: Run, epochs: int | None, where: Mapping[str, Any]) -> IO[str]:
         raise AccelNbError(f"The run {run.name} is {run.status}: there is nothing to take up.{hint}")
     if not run.directory.is_dir():
         raise AccelNbError(f"The directory of {run.name} was removed: {run.directory}. Train anew.")
+    check_ours(run.directory)
     if run.machines > 1:
         raise AccelNbError(f"The run {run.name} is on several machines: start the lines of run.commands() again.")
     planned = int(run.settled["epochs"])
