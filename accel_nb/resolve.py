@@ -81,7 +81,7 @@ class Resolved:
         samples = self.facts.train_samples
         if not self.static_shapes or self.plan.batch_size <= samples:
             return self.plan.batch_size
-        return samples - samples % self.replicas if self.drop_last else samples
+        return samples - samples % (self.replicas * self.plan.accumulate) if self.drop_last else samples
 
     @property
     def steps_per_epoch(self) -> int:
@@ -334,7 +334,7 @@ def _batches(site: _Site) -> dict[str, Any]:
         )
     rest = samples % plan.batch_size
     norm = normalises(plan)
-    if made.static_shapes and norm and rest and (samples > plan.batch_size or samples % made.replicas):
+    if made.static_shapes and norm and rest and (samples > plan.batch_size or samples % (made.replicas * plan.accumulate)):
         made.drop_last = True
         made.reasons["drop_last"] = "batch normalisation with steps of one shape has no place for a smaller batch"
         left = samples - made.steps_per_epoch * made.batch_size

@@ -221,12 +221,17 @@ def _check_normalisation(made: Any, plan: Plan, rows: int, samples: int) -> None
     """Batch normalisation works on all rows that the devices compute at a time, and wants two of them."""
     count = replicas(plan)
     named = isinstance(plan.model, str)
+    shares = count * plan.accumulate  # of one size each where every step has one shape
     if made.static_shapes and samples < count:
         why = f"Batch normalisation on {count} TPU chips needs a sample for each, and there are {samples}."
         raise PlanError("devices", plan.devices, why, f"Pass {samples} or fewer.")
-    if made.static_shapes and rows == plan.batch_size and rows % count:
-        why = f"Batch normalisation on {count} TPU chips needs a batch that they share evenly."
-        raise PlanError("batch_size", plan.batch_size, why, f"Pass {rows - rows % count}.")
+    if made.static_shapes and rows < shares:
+        why = f"Batch normalisation on {count} TPU chips needs a sample for each in every part of a batch."
+        raise PlanError("accumulate", plan.accumulate, why, f"Pass 1 to {rows // count}.")
+    if made.static_shapes and rows == plan.batch_size and rows % shares:
+        parts = f" in each of {plan.accumulate} parts" if plan.accumulate > 1 else ""
+        why = f"Batch normalisation on {count} TPU chips needs a batch that they share evenly{parts}."
+        raise PlanError("batch_size", plan.batch_size, why, f"Pass {rows - rows % shares}.")
     least = least_part(rows, count, plan.accumulate)
     if least < 2 and named:
         if samples == 1:

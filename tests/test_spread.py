@@ -124,6 +124,8 @@ REFUSED = [
     ("cpu", {**KERAS, "activation_checkpointing": True}, "activation_checkpointing", "PyTorch", "or framework"),
     ("4 TPU chips", {"activation_checkpointing": True}, "activation_checkpointing", "PyTorch", "False."),
     ("4 TPU chips", {"model": "cnn", "batch_size": 130}, "batch_size", "share evenly", "Pass 128"),
+    ("4 TPU chips", {"model": "cnn", "accumulate": 3}, "batch_size", "evenly in each of 3 parts", "Pass 120"),
+    ("4 TPU chips", {"model": "cnn", "batch_size": 8, "accumulate": 3}, "accumulate", "2 samples", "1 to 2"),
 ]  # fmt: skip
 
 
@@ -279,6 +281,6 @@ def consistent(made: Resolved, fields: dict[str, Any], train: int) -> None:
             assert least_part(rest, made.replicas, plan.accumulate) >= 2
     if made.static_shapes:
         assert made.batch_size <= train
-        assert plan.model == "mlp" or made.batch_size % made.replicas == 0
+        assert plan.model == "mlp" or made.batch_size % (made.replicas * plan.accumulate) == 0
     json.dumps(made.to_dict())
     assert str(made)
