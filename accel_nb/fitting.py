@@ -223,16 +223,16 @@ class _Enough(Exception):  # noqa: N818 - no error: the search ends
 def largest_size(least: int, most: int, fits: Callable[[int], bool]) -> int:
     """The largest of the sizes from `least` to `most` that fits, to within an eighth; 0 if `least` does not.
 
-    Tried are powers of two from a sixty-fourth of `most` on, upward until one does not fit or downward until one
+    Tried are powers of two from a sixteenth of `most` on, upward until one does not fit or downward until one
     does, and then sizes in between by halves.
 
     >>> tried = []
     >>> largest_size(1, 1024, lambda size: tried.append(size) or size <= 200)
     192
     >>> tried
-    [16, 32, 64, 128, 256, 192, 224, 208]
+    [64, 128, 256, 192, 224, 208]
     """
-    size = max(least, 2 ** max(0, (most // 64).bit_length() - 1))
+    size = max(least, 2 ** max(0, (most // 16).bit_length() - 1))
     good, bad = 0, most + 1
     if fits(size):
         good = size

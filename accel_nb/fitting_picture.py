@@ -148,8 +148,9 @@ def figure(fit: BatchFit) -> CurvesFigure:
     if bad:
         axes.plot(bad, [0.0] * len(bad), "x", color=MARK, mew=2, clip_on=False, label="does not fit")
     axes.set_xscale("log", base=2)
+    top = max(fit.largest, 1)
     sizes = sorted({one.batch_size for one in tried if one.batch_size & (one.batch_size - 1) == 0} | {fit.largest})
-    axes.set_xticks([size for size in sizes if size])
+    axes.set_xticks([size for size in sizes if size == fit.largest or abs(math.log2(size / top)) > 0.5])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -126,24 +126,25 @@ def _log_line(pids: set[int], since: float, root: str | Path) -> str | None:
 
 def _kernel_log(root: Path) -> list[str]:
     """Records "priority,number,microseconds,...;text", as /dev/kmsg gives them; else those of the journal."""
-    lines: list[str] = []
     try:
         log = os.open(root / "dev/kmsg", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return _journal()
+    text = b""
     try:
-        while len(lines) < 100_000:
+        while True:
             try:
-                lines.append(os.read(log, 8192).decode(errors="replace"))
-            except BrokenPipeError:  # records were overwritten meanwhile: the reading goes on with the oldest left
+                record = os.read(log, 8192)
+            except BrokenPipeError:  # some were overwritten meanwhile: the reading goes on with the oldest left
                 continue
-            if not lines[-1]:
+            if not record:
                 break
+            text += record
     except OSError:  # EAGAIN: no more
         pass
     finally:
         os.close(log)
-    return lines
+    return text.decode(errors="replace").splitlines()
 
 
 def _journal() -> list[str]:

@@ -93,7 +93,7 @@ class Trials:
             try:
                 return self.resolved(at_most, 1)
             except PlanError as refused:
-                if not _too_large(refused) or at_most == 1:
+                if not too_large(refused) or at_most == 1:
                     raise
                 at_most //= 2
 
@@ -105,7 +105,7 @@ class Trials:
         try:
             resolved = self.resolved(batch_size, accumulate, facts)
         except PlanError as refused:
-            if _too_large(refused):
+            if too_large(refused):
                 return Trial(batch_size, accumulate, fits=False, why=refused.why)
             raise
         path = self.folder / f"batch-{batch_size}-{accumulate}"
@@ -190,9 +190,9 @@ class Trials:
         return False
 
 
-def _too_large(refused: PlanError) -> bool:
+def too_large(refused: BaseException) -> bool:
     """Whether a plan was refused because it cannot fit by its numbers."""
-    return refused.field == "batch_size" and "GiB" in refused.why
+    return isinstance(refused, PlanError) and refused.field == "batch_size" and "GiB" in refused.why
 
 
 def memory_limit(resolved: Resolved) -> dict[str, str]:

@@ -22,6 +22,7 @@ from accel_nb.resuming import can_go_on, newest
 from accel_nb.run import Run
 from accel_nb.studio.curves_tab import CurvesTab
 from accel_nb.studio.desk import Desk
+from accel_nb.studio.fitting import SEARCHING, Fitting
 from accel_nb.studio.kept import Kept
 from accel_nb.studio.runner import Runner
 from accel_nb.studio.style import style_sheet
@@ -67,6 +68,9 @@ class Studio:
         self._machine = MachineTab()
         self._desk = Desk(fields, self._words, self._machine, self._background, self._changed)
         self._runner = Runner(self._words, directory, self._begin, self._curves.draw, self._at_end)
+        self._fitting = Fitting(
+            self._words, directory, lambda: self._desk.plan, self._desk.change, self._after_search
+        )
         self._kept = Kept(self._id)
         self._summaries: dict[str, dict[str, Any]] = {}  # of ended runs, by directory: they change no more
         self._awake = False
@@ -84,7 +88,8 @@ class Studio:
         self._tabs.observe(words.guard(lambda _: self._refresh_tab()), "selected_index")
         style = widgets.HTML(f"<style>{style_sheet()}\n.{self._kept.css_class}{{display:none}}</style>")
         style.layout.height = "0px"
-        self.ui = widgets.VBox([style, *self._desk.rows, runner.ui, runner.machines.ui, words.ui, self._tabs])
+        under = [runner.ui, runner.machines.ui, words.ui, self._fitting.ui, self._tabs]
+        self.ui = widgets.VBox([style, *self._desk.rows, *under])
         self.ui.add_class("anb")
 
         self._desk.after = self._after_look
@@ -115,6 +120,7 @@ class Studio:
         return self._start().result()
 
     def _start(self) -> Future[Run]:
+        self._fitting.stop()
         plan = self._desk.plan
         named = isinstance(plan.data, str) and plan.data in NAMED
         first = describe(plan.data, data_args=plan.data_args).why if named else ""
@@ -235,9 +241,16 @@ class Studio:
 
     def _after_look(self) -> None:
         refusal = self._desk.refusal
-        self._runner.refuse("" if refusal is None else str(refusal))
+        self._runner.refuse(SEARCHING if self._fitting.busy else "" if refusal is None else str(refusal))
+        self._fitting.judged(refusal)
         if self._tabs.selected_index == PROGRAM:
             self._refresh_program()
+
+    def _after_search(self) -> None:
+        """A search for the batch that fits has begun or ended."""
+        self._after_look()
+        if not self._fitting.busy:
+            self._spare()
 
     # ---- the tabs
 
@@ -309,6 +322,7 @@ class Studio:
 
     def _begin(self, run: Run) -> None:
         """A run that this panel follows from now on."""
+        self._fitting.clear()
         self._curves.show(run)
         self._program.follow(run)
         self._count_runs()
@@ -320,6 +334,7 @@ class Studio:
         self._program.follow(run)
         self._curves.offer(self._kept.update(run, status_line(run), **self._curves.settings))
         self._count_runs()
+        self._fitting.offer(run)
         self._background.submit("offer", self._offer)
         self._refresh_tab()
         self._spare()
