@@ -10,6 +10,8 @@ VENV_COLAB ?= .venv-colab
 VENV_COLAB_NEWER ?= .venv-colab-newer
 EXTRAS := pytorch,tensorflow,jax,gpu,lab,test
 JOBS ?= 2
+FAULTS ?= 50
+TIMES ?= 20
 LAB_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -36,7 +38,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help lab test test-colab test-xla install lint unit browser nbval stamp format notebooks bench clean check-python
+.PHONY: help lab test test-long test-colab test-xla install lint unit browser nbval stamp format notebooks bench clean check-python
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -51,6 +53,16 @@ lab: install ## open JupyterLab on the first notebook
 
 test: lint unit browser nbval ## run every check and test
 	@echo "accel_nb: all checks and tests passed"
+
+test-long: install ## test for hours: FAULTS (50) lives of runs full of faults, long runs, the notebooks TIMES (20) times
+	@echo "accel_nb: $(FAULTS) lives of runs in which all goes wrong, for each framework, single and with ranks"
+	@failed=0; \
+	ACCEL_NB_FAULTS=$(FAULTS) $(PY) -m pytest tests/test_faults.py -n $(JOBS) $(PYTEST_ARGS) || failed=1; \
+	echo "accel_nb: long runs"; \
+	$(PY) -m pytest tests -m long -rP --ignore=tests/colab --ignore=tests/xla $(PYTEST_ARGS) || failed=1; \
+	echo "accel_nb: the notebooks, $(TIMES) times in a row"; \
+	$(PY) tests/notebook_files.py check --times=$(TIMES) || failed=1; \
+	exit $$failed
 
 test-colab: ## test with Google Colab's versions: panel, Keras, notebooks (2 x 3 GB in .venv-colab and .venv-colab-newer)
 	@VENV_COLAB=$(VENV_COLAB) VENV_COLAB_NEWER=$(VENV_COLAB_NEWER) JOBS=$(JOBS) bash tests/colab/run.sh $(PYTEST_ARGS)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDED = ("done", "stopped", "failed")
+PIECE = 1 << 22  # bytes of events read at a time: a long run has gigabytes of them
 TAIL_PERIOD = 0.12  # seconds between looks at the events: about 8 a second
 SETTLED = 2.0  # seconds in which the end of a run whose worker is gone is told; it takes a few milliseconds
 LOST = 2.0  # seconds without the run's directory after which it counts as removed; a network disk may blink
@@ -247,22 +248,18 @@ class Run(SavedRun):
 
     def refresh(self) -> bool:
         """Read what is new in the events; whether anything was."""
-        with self._lock:
-            try:
-                with (self.directory / "events.jsonl").open("rb") as file:
-                    file.seek(self._offset)
-                    new = file.read()
-            except OSError:
-                return False
-            if not new:
-                return False
-            self._offset += len(new)
-            *lines, self._partial = (self._partial + new).split(b"\n")
-            for line in lines:
-                # a line that a crash has cut tells nothing; the ones after it do
-                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                    self._take(json.loads(line))
-            return bool(lines)
+        told = False
+        with self._lock, contextlib.suppress(OSError), (self.directory / "events.jsonl").open("rb") as file:
+            file.seek(self._offset)
+            while new := file.read(PIECE):
+                self._offset += len(new)
+                *lines, self._partial = (self._partial + new).split(b"\n")
+                for line in lines:
+                    # a line that a crash has cut tells nothing; the ones after it do
+                    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                        self._take(json.loads(line))
+                told = told or bool(lines)
+        return told
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event.get("event")

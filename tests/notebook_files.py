@@ -4,6 +4,7 @@
     python tests/notebook_files.py stamp   [PATH ...]   # write the project's address into each
     python tests/notebook_files.py refresh [PATH ...]   # run each, store the outputs that are compared
     python tests/notebook_files.py check   [PATH ...] [--PYTEST-OPTION=VALUE ...]   # run each, compare (nbval)
+    python tests/notebook_files.py check   [PATH ...] --times=20   # so often in a row: which fail now and then
 
 Without paths: all of notebooks/. `check` compares what a code cell prints with its stored outputs, unless it has
 the tag `nbval-ignore-output`: such a cell is live (a panel, a curve, a time) and stored without outputs. nbval
@@ -276,11 +277,29 @@ def check(paths: list[Path], options: list[str], **how: Any) -> subprocess.Compl
         return subprocess.run([*command, *options, *map(str, paths)], env=env, check=False, text=True, **how)
 
 
+def check_often(paths: list[Path], options: list[str], times: int) -> int:
+    """Check notebooks several times in a row; how often one failed, which also is the exit code."""
+    failed = 0
+    for number in range(1, times + 1):
+        done = check(paths, ["-q", *options], capture_output=True)
+        last = (done.stdout.strip().splitlines() or [""])[-1]
+        print(f"{number}/{times}: {'FAILED' if done.returncode else 'passed'}: {last}", flush=True)
+        if done.returncode:
+            failed += 1
+            print(done.stdout, done.stderr, sep="\n", flush=True)
+    print(f"The notebooks ran {times} times in a row: {failed} times with a failure")
+    return min(failed, 100)
+
+
 def main(arguments: list[str]) -> int:
     command, *rest = arguments or ["help"]
     paths = [Path(word) for word in rest if not word.startswith("-")] or notebooks()
     options = [word for word in rest if word.startswith("-")]
     if command == "check":
+        times = [word for word in options if word.startswith("--times=")]
+        options = [word for word in options if word not in times]
+        if times:
+            return check_often(paths or [NOTEBOOKS], options, int(times[-1].partition("=")[2]))
         return check(paths or [NOTEBOOKS], options).returncode
     if command == "stamp":
         for path in paths:

@@ -12,7 +12,7 @@ import ipywidgets as widgets
 
 from accel_nb.curves import curves_svg
 from accel_nb.history import History
-from accel_nb.studio.fields import Tick, button, text_html
+from accel_nb.studio.fields import Tick, button, discard, text_html
 from accel_nb.studio.style import esc
 
 REDRAW = 0.25  # seconds between two pictures: 4 a second at most
@@ -118,7 +118,7 @@ class CurvesTab:
             made.append(one)
         old, self.earlier.children = self.earlier.children, made
         for one in old:
-            one.close()  # a closed widget leaves the kernel's memory
+            discard(one)
 
     def _toggle(self, one: Any, name: str) -> None:
         self._hidden ^= {name}

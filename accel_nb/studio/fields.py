@@ -213,6 +213,17 @@ def button(text: str, tooltip: str, *classes: str) -> widgets.Button:
     return _classes(made, "anb-btn", *classes)
 
 
+def discard(widget: Any) -> None:
+    """Close a widget that is shown no more, with its parts: what is open stays in the kernel and in the notebook."""
+    for child in getattr(widget, "children", ()):
+        discard(child)
+    parts = [getattr(widget, name, None) for name in ("layout", "style")]
+    widget.close()
+    for part in parts:
+        if part is not None:
+            part.close()
+
+
 def text_html(value: str = "", *classes: str) -> widgets.HTML:
     return _classes(widgets.HTML(value), *classes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ import ipywidgets as widgets
 
 from accel_nb.live import clock
 from accel_nb.resolve import NAMES
-from accel_nb.studio.fields import button, text_html
+from accel_nb.studio.fields import button, discard, text_html
 from accel_nb.studio.machines import who
-from accel_nb.studio.style import details, esc
+from accel_nb.studio.style import details, esc, style_sheet
 
 ROWS = 12  # runs in the table
 
@@ -79,7 +80,15 @@ def highlighted(text: str) -> str:
         from pygments.lexers import PythonLexer
     except ImportError:
         return esc(text)
-    return str(highlight(text, PythonLexer(), HtmlFormatter(nowrap=True)))
+    return _plain_spans(str(highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))))
+
+
+def _plain_spans(markup: str) -> str:
+    """Without the spans that the style sheet gives no colour: they are most of them, and a notebook keeps it all."""
+    coloured = set(re.findall(r"\.anb-code \.(\w+)", style_sheet()))
+    return re.sub(
+        r'<span class="(\w+)">([^<]*)</span>', lambda one: one[0] if one[1] in coloured else one[2], markup
+    )
 
 
 class RunsTab:
@@ -106,9 +115,7 @@ class RunsTab:
         rows = [self._row(one) for one in summaries]
         old, self.table.children = self.table.children, rows
         for one in old:
-            for child in one.children:
-                child.close()
-            one.close()
+            discard(one)
 
     def _row(self, told: dict[str, Any]) -> widgets.Box:
         name = told["name"]
