@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accel_nb.errors import ProgramError
@@ -60,7 +60,7 @@ def program_text(engine: str, settings: dict[str, Any], title: str, own_model: s
         source = place_own_model(source, own_model)
     source = fold(source, settings_of(source))
     source = shake(source)
-    source = retitle(source, title)
+    source = retitle(source, title, started_by(settings))
     source = tidy(source)
     compile(source, "program.py", "exec")  # a defect here is ours, and must not wait for the worker
     return source
@@ -310,14 +310,24 @@ def _first_line(lines: list[str], node: ast.stmt) -> int:
     return _comment_start(lines, first)
 
 
-def retitle(source: str, title: str) -> str:
-    """The source with `title` as the first line of its docstring."""
+def started_by(settings: Mapping[str, Any]) -> str:
+    """The command that starts a program: strategies with a process per device want a launcher, or a variable."""
+    strategy, nodes = settings.get("STRATEGY"), settings.get("NODES", 1)
+    if strategy in ("ddp", "fsdp"):
+        several = f"--nnodes={nodes} ..." if nodes > 1 else "--standalone"
+        return f"torchrun {several} --nproc-per-node={settings['DEVICES']} program.py"
+    return "TF_CONFIG=... python program.py" if strategy == "multi_worker" else "python program.py"
+
+
+def retitle(source: str, title: str, start: str = "python program.py") -> str:
+    """The source with `title` as the first line of its docstring, which also tells how the program is started."""
     tree = ast.parse(source)
     first = tree.body[0]
     if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
         raise ProgramError("The program's source needs a docstring on top.")
     lines = source.splitlines()
-    rest = str(first.value.value).replace("train.py", "program.py").split("\n", 1)
+    text = str(first.value.value).replace("train.py", "program.py").replace("python program.py", start)
+    rest = text.split("\n", 1)
     safe = title.replace("\\", "/").replace('"', "'")
     text = f'"""{safe}\n{rest[1]}"""' if len(rest) > 1 else f'"""{safe}"""'
     lines[: first.end_lineno] = text.splitlines()

@@ -34,10 +34,15 @@ def status_line(run: Run) -> str:
         seconds = run.seconds
         took = f" in {clock(seconds)}" if seconds is not None else ""
         return f"{status}{took} · {history.summary()}"
+    if run.machines > 1 and not run.started:
+        return f"waiting for {run.machines} machines"  # for as long as a person needs to start them
     parts = []
     total, steps = run.total_steps, len(history)
     if total:
         parts.append(f"epoch {min(epochs, steps * epochs // total + 1)}/{epochs}")
+    team = who(run)
+    if team:
+        parts.append(team)
     if status in ("paused", "stopping"):
         parts.insert(0, status)
     elif run.activity != "training":
@@ -45,6 +50,8 @@ def status_line(run: Run) -> str:
     quiet = run.silence
     if quiet is not None:
         parts.append(f"no step for {quiet:.0f} s")
+        if run.waiting:
+            parts.append(run.waiting)
     meter = run.meter
     if meter and steps and status == "running":
         rate = meter.get("samples_per_second") or 0
@@ -59,6 +66,16 @@ def status_line(run: Run) -> str:
         if meter.get("memory_total"):
             parts.append(f"{meter['memory'] / 2**30:.1f}/{meter['memory_total'] / 2**30:.1f} GiB")
     return " · ".join(parts) or status
+
+
+def who(run: Run) -> str:
+    """Who works on a run: "2 replicas (ddp, gloo)"; "" if one device does."""
+    started = run.started
+    count = started.get("replicas") or 1
+    if count == 1:
+        return ""
+    how = ", ".join(str(started[name]) for name in ("strategy", "backend") if started.get(name))
+    return f"{count} replicas ({how})" if how else f"{count} replicas"
 
 
 def clock(seconds: float) -> str:
@@ -139,9 +156,10 @@ class PrintLines:
     def __call__(self, run: Run) -> None:
         if run.started and not self.started:
             self.started = True
-            start = run.started
+            start, team = run.started, who(run)
+            team += ", " * bool(team)
             print(
-                f"{start.get('device_name') or start['device']}: {run.parameters:,} parameters, "
+                f"{start.get('device_name') or start['device']}: {team}{run.parameters:,} parameters, "
                 f"{run.total_steps:,} steps, learning rate {start['learning_rate']:.4g}",
                 flush=True,
             )

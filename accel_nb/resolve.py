@@ -333,8 +333,8 @@ def _batches(site: _Site) -> dict[str, Any]:
             f"The batch of {plan.batch_size} is larger than the {samples} training samples: one step an epoch."
         )
     rest = samples % plan.batch_size
-    norm = normalises(plan)
-    if made.static_shapes and norm and rest and (samples > plan.batch_size or samples % (made.replicas * plan.accumulate)):
+    norm, shares = normalises(plan), made.replicas * plan.accumulate
+    if made.static_shapes and norm and rest and (samples > plan.batch_size or samples % shares):
         made.drop_last = True
         made.reasons["drop_last"] = "batch normalisation with steps of one shape has no place for a smaller batch"
         left = samples - made.steps_per_epoch * made.batch_size

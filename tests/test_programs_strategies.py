@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +58,7 @@ def clusters(count, more=0):
 def ended(*processes):
     """The exit codes, outputs and logs of processes, once all have ended."""
     try:
-        texts = [process.communicate(timeout=300) for process in processes]
+        texts = [process.communicate(timeout=900) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -92,9 +93,12 @@ def group(folder):
 
     def run_batch(last):
         """What went wrong; "plain" comes last, as it loads what the others have saved."""
-        with ThreadPoolExecutor() as pool:
-            logs = "\n".join(pool.map(run, AT_ONCE if last == "plain" else ()))
-        return logs.strip() or run(last)
+        try:
+            with ThreadPoolExecutor() as pool:
+                logs = "\n".join(pool.map(run, AT_ONCE if last == "plain" else ()))
+            return logs.strip() or run(last)
+        except Exception:  # the others wait for a word, whatever it is
+            return traceback.format_exc()
 
     def results(name):
         if name in known:

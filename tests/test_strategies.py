@@ -36,7 +36,7 @@ def alone(framework, strategy, folder):
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_the_same_losses_by_every_strategy(way, runs_folder, tmp_path_factory):
+def test_the_same_losses_by_every_strategy(way, runs_folder, tmp_path_factory, capsys):
     plan = WAYS[way]
     # with JAX below it, Keras draws other first weights than with TensorFlow
     strategy = "tpu" if way == "tpu" else "single"
@@ -44,6 +44,7 @@ def test_the_same_losses_by_every_strategy(way, runs_folder, tmp_path_factory):
     run = anb.train(accelerator="cpu", **plan, **PLAN)
     assert run.status == "done"
     devices = plan.get("devices", 1)
+    assert (devices == 1) or f"{devices} replicas (" in capsys.readouterr().out
     assert run.started["replicas"] == devices
     assert run.started["per_replica"] == -(-101 // devices)
     assert run.started["steps_per_epoch"] == one.started["steps_per_epoch"] == 15

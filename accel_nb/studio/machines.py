@@ -1,11 +1,10 @@
-"""What the panel says of a run on several devices or machines: the lines to start, and who works on it."""
+"""What the panel says of a run on several machines: the line to start on each."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from accel_nb.errors import PlanError
-from accel_nb.live import status_line
 from accel_nb.studio.fields import Field, row, text_html
 from accel_nb.studio.style import esc
 
@@ -62,29 +61,3 @@ class MachineLines:
             f'<pre class="anb-command">{esc(line)}</pre>'
             for number, line in enumerate(commands, start=1)
         )
-
-
-def who(run: Any) -> str:
-    """Who works on a run: "2 replicas (ddp, gloo)"; "" if one device does."""
-    started = run.started
-    count = started.get("replicas") or 1
-    if count == 1:
-        return ""
-    how = ", ".join(str(started[name]) for name in ("strategy", "backend") if started.get(name))
-    return f"{count} replicas ({how})" if how else f"{count} replicas"
-
-
-def line_of(run: Any) -> str:
-    """The line beside the buttons: how the run stands, who works on it, and what a silent one waits in."""
-    line = status_line(run)
-    if run.ended:
-        return line
-    if getattr(run, "machines", 1) > 1 and not run.started:
-        return f"waiting for {run.machines} machines"  # for as long as a person needs to start them
-    parts = line.split(" · ")
-    team, waiting = who(run), getattr(run, "waiting", "")
-    if team and team not in line:
-        parts.insert(1 + next((i for i, part in enumerate(parts) if part.startswith("epoch ")), -1), team)
-    if waiting and waiting not in line:
-        parts = [f"{part} · {waiting}" if part.startswith("no step for ") else part for part in parts]
-    return " · ".join(parts)

@@ -13,11 +13,11 @@ from accel_nb import api
 from accel_nb.copies import bring_back
 from accel_nb.errors import AccelNbError, PlanError
 from accel_nb.folder import known, runs_folder
-from accel_nb.live import progress
+from accel_nb.live import progress, status_line
 from accel_nb.plan import Plan
 from accel_nb.run import Run
 from accel_nb.studio.fields import button, row, text_html
-from accel_nb.studio.machines import MachineLines, line_of
+from accel_nb.studio.machines import MachineLines
 from accel_nb.studio.style import bar
 from accel_nb.studio.words import Words
 
@@ -214,7 +214,7 @@ class Runner:
                 self._asked = ""
             self.machines.update(run)
             self.buttons()
-            self._show_line(progress(run), line_of(run))
+            self._show_line(progress(run), status_line(run))
             self._draw()
             self._warn(run)
             if run.ended and not self._seen_end:

@@ -1,7 +1,7 @@
 """Trains a PyTorch model: a script to read, to run and to change.
 
-It trains on the arrays in `data/` and prints one line per epoch. With a file name behind it
-(`python train.py history.csv`) it also writes every step to that file.
+`python train.py` trains on the arrays in `data/` and prints one line per epoch.
+`python train.py history.csv` also writes every step to that file.
 """
 
 from __future__ import annotations
