@@ -9,10 +9,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from accel_nb.live import clock
+from accel_nb.live import clock, who
 from accel_nb.resolve import NAMES
 from accel_nb.studio.fields import button, discard, text_html
-from accel_nb.studio.machines import who
 from accel_nb.studio.style import details, esc, style_sheet
 
 ROWS = 12  # runs in the table
