@@ -146,7 +146,7 @@ def test_a_person_trains_watches_and_stops(chromium: Any, lab: Lab, screenshots:
     # a number that is none, and a choice that this machine may not have
     seen.write("lr", "-1")
     seen.panel.get_by_text("A step must have a length.").wait_for()
-    assert seen.button("Train").is_disabled()
+    seen.until(lambda: seen.button("Train").is_disabled(), "Train cannot be pressed")
     seen.write("lr", "0.001")
     seen.panel.get_by_text("A step must have a length.").wait_for(state="hidden")
 
@@ -210,6 +210,15 @@ def test_a_person_trains_watches_and_stops(chromium: Any, lab: Lab, screenshots:
     print(f"Stop took {stopped} ms")
     # the better of two: the machine may have been busy with something else for a moment
     assert min(stopped) < 1000, f"Stop took {stopped} ms"
+
+    # the stopped run goes on where it was
+    held = seen.steps()
+    seen.button("Resume").click()
+    seen.until(lambda: seen.steps() > held and "/100000" in seen.line(), "points after Resume")
+    page.screenshot(path=screenshots / "resumed.png")
+    seen.button("Stop").click()
+    seen.until(lambda: "stopped in" in seen.line(), "the end of the resumed run")
+    seen.button("Resume").wait_for()
 
     for tab, inside in (("Program", ".anb-code"), ("Runs", ".anb-run-row"), ("Machine", "caption")):
         page.locator(".anb-tabs .lm-TabBar-tab", has_text=tab).first.click()
