@@ -37,7 +37,7 @@ SENTENCES = [
     ("cpu", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
     ("cpu", r"unable to (?:mmap|allocate shared memory).*Cannot allocate memory"),
     ("cpu", r"\bstd::bad_alloc\b"),
-    ("tpu", r"RESOURCE_EXHAUSTED: .*\bhbm\b"),
+    ("tpu", r"RESOURCE_EXHAUSTED: .*hbm"),
     ("", r"OOM when allocating tensor with shape"),
     ("", r"RESOURCE_EXHAUSTED: .*(?:out of memory|failed to allocate|attempting to (?:allocate|reserve))"),
 ]
@@ -161,7 +161,7 @@ def shortage(kinds: set[str], roots: set[str], text: str, number: int | None = N
     if "ResourceExhaustedError" in kinds and "tensorflow" in roots:
         return parsed(_device(text), text)
     if theirs & {"jax", "jaxlib"} and text.startswith("RESOURCE_EXHAUSTED"):
-        return parsed("tpu" if re.search(r"\bhbm\b", text, re.IGNORECASE) else "", text)
+        return parsed("tpu" if re.search("hbm", text, re.IGNORECASE) else "", text)
     for sentences, certain in ((SENTENCES, True), (LIKELY, False)):
         for place, sentence in sentences:
             if re.search(sentence, text, re.DOTALL | re.IGNORECASE):

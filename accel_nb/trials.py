@@ -222,10 +222,10 @@ def write_rows(path: Path, array: np.ndarray, more: int = 0) -> None:
 
 
 def peak_memory(events: Path) -> int | None:
-    """What the worker told at its end, in bytes."""
-    for line in reversed(events.read_text(encoding="utf-8").splitlines()):
-        if '"memory_peak":' in line:
-            with contextlib.suppress(ValueError):
+    """What the worker told at its end, in bytes; None if it has told nothing."""
+    with contextlib.suppress(OSError, ValueError):  # none was written, or half a line
+        for line in reversed(events.read_text(encoding="utf-8").splitlines()):
+            if '"memory_peak":' in line:
                 found: int | None = json.loads(line)["memory_peak"]
                 return found
     return None
