@@ -19,7 +19,9 @@ class Refusal(AccelNbError):  # noqa: N818 - the common form of the errors below
     """
 
     def __init__(self, field: str, passed: Any, why: str, do: str, here: str = "") -> None:
-        self.field, self.passed, self.why, self.do, self.here = field, passed, why, do, here
+        self.field, self.passed = field, passed
+        # names from files and frames stand in them, and may hold anything: a sentence stays one line
+        self.why, self.do, self.here = (" ".join(text.split()) for text in (why, do, here))
         super().__init__(field, passed, why, do, here)  # all of args: a refusal survives pickling
 
     def __str__(self) -> str:

@@ -77,7 +77,7 @@ def four_parts(data: Any, notes: list[str]) -> tuple[Any, Any, Any, Any]:
         why = f"A {type(data).__name__} does not say which part of it is x and which is y."
         raise DataError("data", data, why, "Pass (x, y), or (x, y, x_val, y_val).", FORMS)
     if len(data) == 2 and all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(hasattr(part, "shape") for part in pair)
+        isinstance(pair, tuple) and len(pair) == 2 and all(_shape(part) is not None for part in pair)
         for pair in data
     ):
         notes.append("data: read as ((x, y), (x_val, y_val)).")
@@ -87,13 +87,21 @@ def four_parts(data: Any, notes: list[str]) -> tuple[Any, Any, Any, Any]:
     if len(data) != 4:
         why = f"It has {len(data)} parts; two or four are expected."
         raise DataError("data", data, why, "Pass (x, y), or (x, y, x_val, y_val).", FORMS)
-    sizes = [shape if isinstance(shape := getattr(part, "shape", None), tuple) else () for part in data]
+    sizes = [_shape(part) or () for part in data]
     if len(sizes[0]) > 1 and sizes[0][1:] == sizes[1][1:] and len(sizes[2]) == 1 == len(sizes[3]):
         why = "These are (x, x_val, y, y_val), going by their shapes."
         raise DataError("data", data, why, "Pass them in the order (x, y, x_val, y_val).")
     if (data[2] is None) != (data[3] is None):
         raise DataError("data", data, "Only one of x_val and y_val is given.", "Pass both, or (x, y) alone.")
     return data[0], data[1], data[2], data[3]
+
+
+def _shape(part: Any) -> tuple[Any, ...] | None:
+    try:
+        shape = part.shape
+    except Exception:  # it has none, or fails in a way of its own when it is asked
+        return None
+    return tuple(shape) if isinstance(shape, tuple | list) else ()
 
 
 def read_npz(path: Path) -> tuple[Any, Any, Any, Any]:

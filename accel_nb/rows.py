@@ -21,6 +21,7 @@ import numpy as np
 
 from accel_nb.errors import DataError
 
+MOST_BYTES = 1 << 40  # of one array: to look at all of it takes an hour
 CHUNK_BYTES = 8 << 20  # of one chunk: large enough to be quick, small enough to be nothing beside the data
 
 
@@ -31,7 +32,7 @@ def numpy_array(value: Any, name: str) -> np.ndarray:
     `__array__`. No other library is imported for it. Raises DataError, with `name` as its field, for the rest.
     """
     try:
-        return _numpy_array(value, name)
+        array = _numpy_array(value, name)
     except DataError:
         raise
     except Exception as error:  # any library may raise anything here: ragged lists, deep nesting, a broken method
@@ -41,6 +42,10 @@ def numpy_array(value: Any, name: str) -> np.ndarray:
             raise DataError(name, value, why, do) from error
         why = f"It cannot be read as an array ({_one_line(error)})."
         raise DataError(name, value, why, "Turn it into a NumPy array of numbers first.") from error
+    if array.nbytes > MOST_BYTES:  # a view that repeats itself claims whatever it likes
+        size = f"{array.nbytes / 2**40:,.1f} TiB"
+        raise DataError(name, array, f"It claims to hold {size}.", "Pass data that fit on a disk.")
+    return array
 
 
 def _numpy_array(value: Any, name: str) -> np.ndarray:

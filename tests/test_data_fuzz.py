@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import time
+
 import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -226,6 +232,94 @@ def test_any_settings(args, what, validation, batch_size):
             assert dataset is None
         else:
             assert dataset is None or told.train_samples == dataset.train_samples
+
+
+names = st.sampled_from(["x", "y", "x_train", "y_train", "x_val", "X", "../x", "a\nb", "<script>", "\ud800", "é"])
+COLUMNS = ["?", "u1", "i4", "i8", "f4", "f8", "c16", "O", "U3"]
+NAMES = ["a", "b", "<img src=x onerror=alert(1)>", "\n", "é", "", 0, None, ("a", "b"), 1.5, "a"]
+
+
+@SETTINGS
+@given(st.dictionaries(names, st.one_of(numbers, others).flatmap(values), max_size=3), st.integers(0, 200))
+def test_any_npz_file(tmp_path_factory, arrays, cut):
+    """Any names and arrays in it, and the whole of the file or its beginning."""
+    buffer = io.BytesIO()
+    with contextlib.suppress(ValueError, UnicodeError, OverflowError):  # what NumPy itself does not store
+        np.savez(buffer, **arrays)
+    path = tmp_path_factory.getbasetemp() / "any.npz"
+    content = buffer.getvalue()
+    path.write_bytes(content[: len(content) * cut // 100 + 1])
+    attempt(str(path))
+
+
+@SETTINGS
+@given(st.binary(max_size=80), st.sampled_from([b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", b"\x80\x04"]))
+def test_any_bytes_in_a_file(tmp_path_factory, content, start):
+    for name in ("any.npz", "any.npy", "x.csv", "x.pkl"):
+        path = tmp_path_factory.getbasetemp() / name
+        path.write_bytes(start + content)
+        assert attempt(str(path)) is None
+
+
+@settings(SETTINGS, max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(COLUMNS)), min_size=1, max_size=4),
+    st.integers(0, 8),
+    st.data(),
+)
+def test_any_data_frame(columns, samples, data):
+    """Any names of columns, twice the same too, and any types."""
+    parts = [data.draw(npst.arrays(dtype, samples) if dtype != "O" else objects(samples)) for _, dtype in columns]
+    frame = pd.DataFrame(dict(enumerate(parts)))
+    frame.columns = pd.Index([name for name, _ in columns], dtype=object)
+    labels = pd.Series(np.arange(samples) % 2)
+    for y in (labels, frame.iloc[:, 0], labels.astype("category"), labels.astype("Int64").mask(labels > 0)):
+        attempt((frame, y))
+
+
+def objects(samples: int):
+    return st.lists(
+        st.one_of(st.none(), st.integers(), st.text(max_size=3)), min_size=samples, max_size=samples
+    ).map(lambda values: np.array([*values, None], dtype=object)[:-1])
+
+
+class Rude:
+    """Data that fail whenever they are asked anything."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name}")
+
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+class Liar:
+    """Data that say of themselves what no array can be."""
+
+    shape, dtype, ndim = (10**30, -1), "float32", "two"
+
+    def __array__(self, *_, **__):
+        return [[1.0]]
+
+    def __len__(self):
+        return 10**18
+
+
+def test_objects_that_fail_or_lie_are_refused():
+    y = np.arange(4) % 2
+    for thing in (Rude(), Liar(), [Rude()], type, Rude, iter([[1]])):
+        for data in (thing, (thing, y), (np.eye(4), thing), (np.eye(4), y, thing, thing)):
+            assert attempt(data) is None
+
+
+@pytest.mark.parametrize("shape", [(10**12, 4), (4, 10**12), (10**9, 10, 10, 3)])
+def test_arrays_that_claim_more_than_any_disk_are_refused_at_once(shape):
+    claims = np.broadcast_to(np.float32(0.5), shape)
+    labels = np.broadcast_to(np.int64(0), shape[:1])
+    began = time.monotonic()
+    assert attempt((claims, labels)) is None
+    assert attempt((claims, labels), validation=0) is None
+    assert time.monotonic() - began < 10  # it would take hours to look at all of it
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
