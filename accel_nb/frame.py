@@ -39,7 +39,7 @@ def frame(
     text += [
         f'<text class="m" x="{left + along * width:.4g}" y="{bottom + 15}">{label}</text>'
         for along, label in steps
-        if along < 0.93  # there stands the name of the axis
+        if along * width + 3.2 * len(label) < width - 30  # there stands the name of the axis
     ]
     text.append(f'<text class="e" x="{left + width:g}" y="{bottom + 15}">step</text>')
     return "".join(text)

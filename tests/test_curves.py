@@ -440,3 +440,15 @@ def test_drawing_on_the_screen_loads_no_matplotlib():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     )
+
+
+@pytest.mark.parametrize("total", [60, 1_290, 5_000, 12_345, 106_000, 1_000_000])
+def test_no_number_stands_on_the_name_of_the_axis(total):
+    svg = curves_svg(History(), total=total)
+    names = [float(x) for x in re.findall(r'<text class="e" x="([\d.]+)"[^>]*>step<', svg)]
+    numbers = re.findall(r'<text class="m" x="([\d.]+)"[^>]*>([\d,]+)<', svg)
+    assert len(names) == 2
+    assert len(numbers) > 4
+    for x, label in numbers:
+        end = float(x) + 3 * len(label)  # digits of 11 px type are 6 px wide
+        assert not any(end > name - 28 and float(x) <= name for name in names), (total, label)
