@@ -446,7 +446,7 @@ def test_drawing_on_the_screen_loads_no_matplotlib():
 def test_no_number_stands_on_the_name_of_the_axis(total):
     svg = curves_svg(falling(10), [("as long as this", falling(total))])
     names = [float(x) for x in re.findall(r'<text class="e" x="([\d.]+)"[^>]*>step<', svg)]
-    numbers = re.findall(r'<text class="m" x="([\d.]+)"[^>]*>([\d,]+)<', svg)
+    numbers = re.findall(r'<text class="m" x="([\d.]+)"[^>]*>([^<]+)<', svg)
     assert len(names) == 2
     assert len(numbers) > 4
     for x, label in numbers:
