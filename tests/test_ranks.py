@@ -61,7 +61,7 @@ def start(runs_folder, monkeypatch):
         monkeypatch.setenv("RANKS_FAULT", fault)
         plan = anb.Plan(framework="pytorch", accelerator="cpu", strategy="ddp", devices=2, epochs=1)
         resolved = resolve(plan)
-        resolved.program = lambda: SimpleNamespace(text=PROGRAM, pickled=None)
+        resolved.program = lambda: SimpleNamespace(text=PROGRAM, pickled=None, own=None)
         run = known(prepare(resolved, runs_folder))
         run.begin()
         started.append(run)
@@ -157,7 +157,7 @@ def test_when_the_kernel_dies_no_rank_is_left(runs_folder, monkeypatch):
         from types import SimpleNamespace
         plan = anb.Plan(framework="pytorch", accelerator="cpu", strategy="ddp", devices=2, epochs=1)
         resolved = test_ranks.resolve(plan)
-        resolved.program = lambda: SimpleNamespace(text=test_ranks.PROGRAM, pickled=None)
+        resolved.program = lambda: SimpleNamespace(text=test_ranks.PROGRAM, pickled=None, own=None)
         run = known(prepare(resolved, runs_folder(None)))
         run.begin()
         test_ranks.training(run)
