@@ -272,7 +272,9 @@ def from_a_shortage_to_a_trained_model(studio, runs_folder):
     assert studio._runner.train.disabled
     assert there(row.cancel)
     until(lambda: " fits" in row.line.value or not row.busy, "the first size that fits")
-    until(lambda: not row.busy, "the answer")
+    searching = row._thread
+    if searching is not None:
+        searching.join(1200)
     fit = row.fit
     assert fit is not None, studio._words.message.value + studio._words.error.value
     assert fit.complete, fit
