@@ -96,4 +96,4 @@ def _lines_of(nodes: Iterable[ast.stmt]) -> set[int]:
 
 
 def future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "_future__"
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
