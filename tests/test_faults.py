@@ -87,6 +87,25 @@ def disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.fixture
+def begun(clock):
+    """begun(plan, folder, number): a life; whatever becomes of it, it ends with the test."""
+    lives = []
+
+    def begin(plan, folder, number):
+        lives.append(Life(plan, folder, number, clock))
+        return lives[-1]
+
+    yield begin
+    for life in lives:
+        for kernel in life.kernels:
+            kernel.kill()
+            kernel.communicate()
+        if not life.run.ended:
+            life.run.kill()
+            until(lambda life=life: life.run.ended, "a killed run ends")
+
+
 class Life:
     """A run and all that is done to it."""
 
@@ -263,9 +282,9 @@ def _workers_of(kernel):
 
 @pytest.mark.parametrize("number", range(LIVES))
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
-def test_a_run_survives_its_faults(framework, number, disk, clock, through):
+def test_a_run_survives_its_faults(framework, number, disk, begun, through):
     plan = {**PLAN, "framework": framework}
-    life = Life(plan, disk / "runs", number, clock)
+    life = begun(plan, disk / "runs", number)
     once = [life.cut_writes, life.fill_disk, life.freeze]
     ends = [life.kill_worker, life.kill_in_write, "kernels"]
     life.random.shuffle(once)
@@ -307,12 +326,12 @@ RANKS = {
 
 @pytest.mark.parametrize("number", range(LIVES))
 @pytest.mark.parametrize("strategy", list(RANKS))
-def test_a_run_survives_the_death_of_a_rank(strategy, number, tmp_path, through):
+def test_a_run_survives_the_death_of_a_rank(strategy, number, tmp_path, begun, through):
     # often by the clock too: each process has one, and a single process writes
     plan = {**PLAN, **RANKS[strategy], "epochs": 8, "checkpoint_seconds": 0.05}
     if strategy == "multi_worker":
         plan["model_args"] = {"layers": [24]}  # the second worker's dropout begins anew
-    life = Life(plan, tmp_path / "runs", number)
+    life = begun(plan, tmp_path / "runs", number)
     for _ in range(1 if LIVES == 1 else 3):
         if life.run.status == "done":
             break
