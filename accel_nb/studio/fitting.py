@@ -38,6 +38,7 @@ class Fitting:
         self._search: Search | None = None
         self._thread: threading.Thread | None = None
         self._cancelled = False
+        self._said = ""  # the message that asks for Train: of no use once it trains
         self.fit: BatchFit | None = None  # what the last search found
         self.find = button("Find the batch that fits", "Try batch sizes, each in a process of its own", "anb-go")
         self.cancel = button("Cancel", "End the search; what it has found stays")
@@ -80,6 +81,9 @@ class Fitting:
         self.stop(wait=False)
         self.fit = None
         self._show()
+        if self._said and self._words.message.value == self._said:
+            self._words.clear()
+        self._said = ""
 
     # ---- the search
 
@@ -134,7 +138,7 @@ class Fitting:
         if last is None or (last.batch_size, last.accumulate) != (size, parts):
             told.append(f"{size:,}{_in_parts(parts)} …")
         self.line.value = esc(" · ".join(told))
-        self.picture.value = draw(search.fit) if len(trials) > 1 else ""
+        self.picture.value = draw(search.fit) if any(one.fits for one in trials) else ""
 
     def _answer(self, fit: BatchFit) -> None:
         self.fit = fit
@@ -152,6 +156,7 @@ class Fitting:
         self._show()
         self._use(batch_size=size, accumulate=count)
         self._words.say(f"Batch {size:,}{_in_parts(count)} is set. Press Train.")
+        self._said = self._words.message.value
 
     def _show(
         self, *, find: bool = False, cancel: bool = False, parts: str = "", alone: str = "", line: str = ""
