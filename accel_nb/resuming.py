@@ -82,10 +82,14 @@ def ready(run: Run, epochs: int | None, where: Mapping[str, Any]) -> IO[str]:
     if lock is None:
         run.attach()
         raise AccelNbError(f"Another kernel trains the run {run.name} now: it is followed here.")
-    if moved is not None:
-        write(run.directory, *moved)
-    if epochs is not None and epochs != planned:
-        _raise_epochs(run.directory, epochs)
+    try:
+        if moved is not None:
+            write(run.directory, *moved)
+        if epochs is not None and epochs != planned:
+            _raise_epochs(run.directory, epochs)
+    except BaseException:
+        lock.close()  # nobody begins it now, and a later try may
+        raise
     return lock
 
 

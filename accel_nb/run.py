@@ -367,8 +367,12 @@ class Run(SavedRun):
             return self
         from accel_nb.resuming import ready
 
-        with ready(self, epochs, where):  # while the lock is held nobody else begins it
-            self._reset()
+        try:
+            with ready(self, epochs, where):  # while the lock is held nobody else begins it
+                self._reset()
+        except OSError as problem:  # the run stays as it ended
+            why = f"its directory cannot be written ({problem.strerror})"
+            raise AccelNbError(f"The run {self.name} cannot be taken up: {why}. Free some space.") from problem
         self._hand_over(resume=True)
         self.follow()
         return self
@@ -411,13 +415,9 @@ class Run(SavedRun):
         """Forget the end, before a new worker takes the run up."""
         with self._lock:
             control = {"seq": self._control["seq"] + 1}
-            try:
-                saved = read_plan(self.directory)
-                write_atomic(self.directory / "control.json", json.dumps(control))
-            except OSError as problem:  # the run stays as it ended
-                why = f"its directory cannot be written ({problem.strerror})"
-                raise AccelNbError(f"The run {self.name} cannot be taken up: {why}. Free some space.") from problem
-            self._saved, self._control = saved, control
+            saved = read_plan(self.directory)
+            write_atomic(self.directory / "control.json", json.dumps(control))
+            self._saved, self._control = saved, control  # from here on nothing can fail
             self._finished = self.error = None
             self._paused = self._stopping = self._killed = self._full = False
             self.warnings.clear()

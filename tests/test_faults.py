@@ -267,10 +267,11 @@ class Life:
         for kernel in self.kernels:
             kernel.stdin.write("\n")
             kernel.stdin.flush()
-        until(lambda: self.run.refresh() and not self.run.ended, "one of the kernels has taken it up", PATIENCE)
+        taken = "one of the kernels has taken it up"
+        until(lambda: self.run.status not in ("failed", "stopped"), taken, PATIENCE)
         self.run.attach()
         workers = [child for kernel in self.kernels for child in _workers_of(kernel)]
-        assert workers, self.harm
+        assert workers or self.run.ended, self.harm
         self.processes |= {one.pid: one for one in workers}
 
 
@@ -316,6 +317,24 @@ def test_a_run_survives_its_faults(framework, number, disk, begun, through):
     life.ended()
     with pytest.raises(anb.AccelNbError, match="removed"):
         life.run.resume()
+
+
+def test_on_a_full_disk_a_run_is_refused_in_words_and_stays_as_it_was(disk):
+    if not disk.is_mount():
+        pytest.skip("a full disk needs one of its own, which this system lets nobody mount")
+    plan = {**PLAN, "framework": "pytorch", "epochs": 1}
+    run = anb.train(**plan, directory=disk / "runs")
+    filler = disk / "filler"
+    with pytest.raises(OSError, match="space"):
+        filler.write_bytes(b"0" * 2**25)
+    with pytest.raises(anb.AccelNbError, match=r"cannot be taken up.*space"):
+        run.resume(epochs=2)
+    assert (run.status, run.plan.epochs) == ("done", 1)
+    with pytest.raises(anb.PlanError, match=r"directory=.*space"):
+        anb.train(**plan, directory=disk / "others")
+    assert not list((disk / "others").glob("*/*"))  # no part of a run is left
+    filler.unlink()
+    assert run.resume(epochs=2).wait(PATIENCE).status == "done"
 
 
 RANKS = {
