@@ -39,6 +39,7 @@ SENTENCES = [
     ("cpu", r"\bstd::bad_alloc\b"),
     ("tpu", r"RESOURCE_EXHAUSTED: .*hbm"),
     ("", r"OOM when allocating tensor with shape"),
+    ("", r"\bout of memory (?:allocating|while trying to allocate) \d+ bytes"),
     ("", r"RESOURCE_EXHAUSTED: .*(?:out of memory|failed to allocate|attempting to (?:allocate|reserve))"),
 ]
 # Sentences that may have another cause: they count only where little memory is left.

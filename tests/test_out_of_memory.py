@@ -166,6 +166,12 @@ WORDS = {
         "RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.",
         ("", GIB, None, None),
     ),
+    "JAX on a CPU, while it computes": (
+        {"JaxRuntimeError", *RUNTIME},
+        JAX,
+        "INTERNAL: Error dispatching computation: Out of memory allocating 3600000000 bytes.",
+        ("", 3_600_000_000, None, None),
+    ),
     "a TPU's compiler": (
         {"XlaRuntimeError", *RUNTIME},
         JAX,
