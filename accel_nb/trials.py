@@ -100,7 +100,7 @@ class Trials:
     def __call__(self, batch_size: int, accumulate: int = 1) -> Trial:
         """Train with this batch. RunFailed for an error that has nothing to do with memory."""
         rows = min(self.facts.train_samples, STEPS * batch_size)
-        val = min(self.facts.val_samples, max(batch_size, 256))
+        val = min(self.facts.val_samples, batch_size)
         facts = dataclasses.replace(self.facts, train_samples=rows, val_samples=val)
         try:
             resolved = self.resolved(batch_size, accumulate, facts)

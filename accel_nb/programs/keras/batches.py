@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
-from settings import BATCH_SIZE
 
 
 def batches_from_files(
-    x: np.ndarray, y: np.ndarray, orders: Iterable[np.ndarray], steps: int
+    x: np.ndarray, y: np.ndarray, orders: Iterable[np.ndarray], steps: int, size: int
 ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """Batches of the samples in these orders, one per epoch, read ahead while earlier ones are used."""
+    """Batches of `size` samples in these orders, one per epoch, read ahead while earlier ones are used."""
 
     def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for order in orders:
-            for start in range(0, steps * BATCH_SIZE, BATCH_SIZE):
-                rows = order[start : start + BATCH_SIZE]
+            for start in range(0, steps * size, size):
+                rows = order[start : start + size]
                 yield x[rows], y[rows]
 
     kinds = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (x, y))

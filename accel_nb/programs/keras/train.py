@@ -153,8 +153,12 @@ def train(
     sizes = [min(BATCH_SIZE, samples - i * BATCH_SIZE) for i in range(steps_per_epoch)]
     if VALIDATION:
         val_samples = len(x_val)
-        val_steps = math.ceil(val_samples / BATCH_SIZE)
-        val_sizes = [min(BATCH_SIZE, val_samples - i * BATCH_SIZE) for i in range(val_steps)]
+        if STRATEGY == "single" and ACCUMULATE > 1:
+            val_batch = math.ceil(BATCH_SIZE / ACCUMULATE)  # as many as in training: it needs no more memory
+        if STRATEGY != "single" or ACCUMULATE == 1:
+            val_batch = BATCH_SIZE
+        val_steps = math.ceil(val_samples / val_batch)
+        val_sizes = [min(val_batch, val_samples - i * val_batch) for i in range(val_steps)]
     else:
         val_samples = 0
     if STRATEGY == "single" and DATA_ON_DEVICE:
@@ -163,11 +167,12 @@ def train(
         x_val, y_val = tf.constant(x_val), tf.constant(y_val)
     if STRATEGY == "single" and not DATA_ON_DEVICE:
         orders = (shuffled(samples, epoch) for epoch in range(begin, EPOCHS))
-        batches = batches_from_files(x_train, y_train, orders, steps_per_epoch)
+        batches = batches_from_files(x_train, y_train, orders, steps_per_epoch, BATCH_SIZE)
         for _ in range(position):
             next(batches)  # these are done
     if STRATEGY == "single" and VALIDATION and not DATA_ON_DEVICE:
-        val_batches = batches_from_files(x_val, y_val, [np.arange(val_samples)] * EPOCHS, val_steps)
+        val_orders = [np.arange(val_samples)] * EPOCHS
+        val_batches = batches_from_files(x_val, y_val, val_orders, val_steps, val_batch)
     if STRATEGY != "single" and DATA_ON_DEVICE:
         train_data = on_each_device(strategy, x_train, y_train)
     if STRATEGY != "single" and DATA_ON_DEVICE and VALIDATION:
@@ -336,7 +341,7 @@ def train(
             measured = tf.TensorArray(tf.float32, size=val_steps)
             for i in tf.range(val_steps):
                 if DATA_ON_DEVICE:
-                    rows = slice(i * BATCH_SIZE, (i + 1) * BATCH_SIZE)
+                    rows = slice(i * val_batch, (i + 1) * val_batch)
                     x, y = x_val[rows], y_val[rows]
                 else:
                     x, y = next(val_batches)

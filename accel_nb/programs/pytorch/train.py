@@ -108,15 +108,18 @@ def evaluate(model: nn.Module, x_val: Any, y_val: Any) -> dict[str, float]:
     losses = []
     if TASK == "classification":
         hits = []
-    size = max(BATCH_SIZE, 256)
     if DATA_ON_DEVICE:
         if STRATEGY in ("ddp", "fsdp"):
-            batches = batches_on_device(x_val, y_val, torch.arange(len(y_val), device=y_val.device), size)
+            batches = batches_on_device(x_val, y_val, torch.arange(len(y_val), device=y_val.device), BATCH_SIZE)
         else:
+            if ACCUMULATE == 1:
+                size = BATCH_SIZE
+            if ACCUMULATE > 1:
+                size = math.ceil(BATCH_SIZE / ACCUMULATE)  # as many as in training: it needs no more memory
             batches = zip(x_val.split(size), y_val.split(size), strict=True)
     else:
         device = next(model.parameters()).device
-        batches = batches_from_files(x_val, y_val, np.arange(len(y_val)), size, device)
+        batches = batches_from_files(x_val, y_val, np.arange(len(y_val)), BATCH_SIZE, device)
     for x, y in batches:
         outputs = forward(model, x)
         if STRATEGY in ("ddp", "fsdp"):
