@@ -166,16 +166,19 @@ class Life:
         until(lambda: checkpoint_in(self.run.directory) or self.run.ended, "a checkpoint", PATIENCE)
         self.moment()
         size = checkpoint_in(self.run.directory).stat().st_size
-        for one in list(self.processes.values()):
+        limits = {}
+        for one in self.processes.values():
             with contextlib.suppress(psutil.Error):
-                hard = one.rlimit(resource.RLIMIT_FSIZE)[1]
-                one.rlimit(resource.RLIMIT_FSIZE, (self.random.randint(1, size - 1), hard))
+                limits[one] = one.rlimit(resource.RLIMIT_FSIZE)
+                one.rlimit(resource.RLIMIT_FSIZE, (self.random.randint(1, size - 1), limits[one][1]))
         self.moment()
         self.moment()
         assert whole(checkpoint_in(self.run.directory))
-        for one in self.processes.values():
+        told = [text for text in self.run.warnings if "not written" in text]
+        assert all("File too large" in text for text in told), told
+        for one, limit in limits.items():
             with contextlib.suppress(psutil.Error):
-                one.rlimit(resource.RLIMIT_FSIZE, (hard, hard))
+                one.rlimit(resource.RLIMIT_FSIZE, limit)
 
     def fill_disk(self):
         """The disk is full for a while, after a random part of a checkpoint."""

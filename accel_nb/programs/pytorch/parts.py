@@ -132,7 +132,9 @@ def save(content: Any, path: Path) -> None:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())  # a rename may reach the disk before what it names
-    except BaseException:
+    except BaseException as problem:
         beside.unlink(missing_ok=True)  # half a file on a full disk keeps it full
+        if isinstance(problem.__context__, OSError):  # PyTorch tells a full disk as trouble with its own format
+            raise problem.__context__ from None
         raise
     beside.replace(path)
