@@ -18,7 +18,8 @@ except ImportError:  # Windows
 
 VARIABLE = "ACCEL_NB_MEMORY_LIMIT"  # GiB of host memory that a worker (of several processes: each) may hold
 LEAST = 64 * 2**20  # bytes that a worker needs beside what its framework holds already
-TF_REST = 100  # MiB that TensorFlow takes for threads and graphs, past its allocator
+# MiB that TensorFlow takes past its allocator: for graphs and files, and for each core the stacks of its threads.
+TF_REST, TF_CORE = 160, 24
 
 
 def limit_memory() -> None:
@@ -47,7 +48,8 @@ def limit_memory() -> None:
     # TensorFlow does not look at each answer of the system's own allocator, and may crash without a word. The one
     # that it has for GPUs tells first.
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
-    os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, (allowed - held()) // 2**20 - TF_REST))
+    rest = TF_REST + TF_CORE * machine().cpu.cores
+    os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, (allowed - held()) // 2**20 - rest))
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
 
