@@ -132,14 +132,25 @@ def recognise(error: BaseException, directory: Path | None = None) -> Shortage |
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:
-            return None
+            break
         kinds = {kind.__name__ for kind in type(seen).__mro__}
         roots = {kind.__module__.partition(".")[0] for kind in type(seen).__mro__}
         found = shortage(kinds, roots, str(seen), getattr(seen, "errno", None))
         if found is not None:
             return measured(found, directory)
         seen = seen.__cause__
-    return None
+    return _at_the_limit(error)
+
+
+def _at_the_limit(error: BaseException) -> Shortage | None:
+    """A guess for an error of any words, where this process has used up the limit that was set for it.
+
+    Libraries in C that get no memory say so in many ways: HDF5 tells of a closed file, for example.
+    """
+    if not os.environ.get(process_memory.VARIABLE) or not isinstance(error, RuntimeError | OSError | ValueError):
+        return None
+    free, total = process_memory.room()
+    return Shortage("cpu", free=free, total=total, certain=False) if free < 0.04 * total else None
 
 
 def shortage(kinds: set[str], roots: set[str], text: str, number: int | None = None) -> Shortage | None:

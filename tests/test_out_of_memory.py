@@ -458,6 +458,16 @@ def test_a_limit_holds_in_its_process():
             np.ones(2**27)
         except MemoryError as error:
             print(out_of_memory.recognise(error))
+        odd = ValueError("I/O operation on closed file")
+        assert out_of_memory.recognise(odd) is None
+        blocks = []
+        try:
+            while True:
+                blocks.append(np.ones(2**17))
+        except MemoryError:
+            assert "Most likely" in str(out_of_memory.recognise(odd))
+            assert out_of_memory.recognise(TypeError("a slip of the pen")) is None
+        del blocks
         free, total = process_memory.room()
         assert total == 2**29 and 0 < free < total, (free, total)
         assert process_memory.peak("cpu") > 0
