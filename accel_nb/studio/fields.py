@@ -214,7 +214,7 @@ def button(text: str, tooltip: str, *classes: str) -> widgets.Button:
 
 
 def discard(widget: Any) -> None:
-    """Close a widget that is shown no more, with its parts: what is open stays in the kernel and in the notebook."""
+    """Close a widget that is shown no more, with its parts: what is open stays in kernel and notebook."""
     for child in getattr(widget, "children", ()):
         discard(child)
     parts = [getattr(widget, name, None) for name in ("layout", "style")]

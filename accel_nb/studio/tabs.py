@@ -83,7 +83,7 @@ def highlighted(text: str) -> str:
 
 
 def _plain_spans(markup: str) -> str:
-    """Without the spans that the style sheet gives no colour: they are most of them, and a notebook keeps it all."""
+    """Without the spans that the style sheet gives no colour: most of them, and a saved notebook keeps it all."""
     coloured = set(re.findall(r"\.anb-code \.(\w+)", style_sheet()))
     return re.sub(
         r'<span class="(\w+)">([^<]*)</span>', lambda one: one[0] if one[1] in coloured else one[2], markup
