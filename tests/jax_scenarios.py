@@ -229,9 +229,9 @@ def group_2(folder: Path) -> dict:
 
     module = blocks_of(program("keras_jax", plain, **DROPOUT, **two), {"BLOCK_SECONDS": 1e-9})
     stopped = told(module, lambda call: {"stop": True} if call > 7 else {})
-    state, (_, others, moments) = module.read_arrays(plain / "repeat/checkpoint.npz")
+    state, (weights, moments) = module.read_arrays(plain / "repeat/checkpoint.npz")
     stopped["state"] = {name: state[name] for name in ("step", "epoch", "position", "learning_rate")}
-    stopped["draws"] = [int(array[1]) for array in others]
+    stopped["draws"] = [int(array[1]) for array in weights if array.dtype == np.uint32]
     stopped["iterations"] = int(moments[0])
     stopped["moments"] = max(float(np.abs(array).max()) for array in moments[2:])
     rest: list[dict] = []
