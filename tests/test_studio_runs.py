@@ -14,7 +14,7 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from panel import PATIENCE, every_widget, message, settle, text_of, until, write
+from panel import PATIENCE, every_widget, message, settle, text_of, there, until, write
 
 import accel_nb as anb
 from accel_nb import api
@@ -115,16 +115,18 @@ def test_the_newest_run_is_offered_and_goes_on_where_it_was_stopped(runs_folder:
     steps = len(run.history)
     studio = settle(anb.Studio())
     runner = studio._runner
-    assert (runner.pause.description, runner.pause.disabled) == ("▶\ufe0e Resume", False)
-    assert runner.pause.tooltip == f"Go on with {run.name}, from its checkpoint"
+    assert (there(runner.resume), there(runner.pause), runner.resume.disabled) == (True, False, False)
+    assert runner.resume.tooltip == f"Go on with {run.name}, from its checkpoint"
     assert f"Resume goes on with {run.name} at step {steps:,} of 270" in text_of(runner.line.value)
-    runner.pause.click()
-    runner.pause.click()  # pressed twice: it is on its way
+    runner.pause.click()  # a late click on what is hidden by now
+    runner.resume.click()
+    runner.resume.click()  # pressed twice: it is on its way
     until(lambda: studio.run is run and run.ended, "the run goes on to its end")
     assert run.status == "done"
     assert len(run.history) == 270
     assert not studio._words.error.value
-    until(lambda: runner.pause.description == "❚❚ Pause" and runner.pause.disabled, "nothing is left to resume")
+    until(lambda: runner.pause.disabled and there(runner.pause), "nothing is left to resume")
+    assert not there(runner.resume)
     with pytest.raises(anb.AccelNbError, match="Nothing to resume"):
         studio.resume()
 
@@ -144,7 +146,7 @@ def test_a_run_on_drive_goes_on_here_also_without_its_accelerator(
     (kept / "plan.json").write_text(json.dumps(plan))
     monkeypatch.setattr("accel_nb.studio.view.drive_folder", lambda: drive)
     studio = settle(anb.Studio())
-    assert run.name in studio._runner.pause.tooltip
+    assert run.name in studio._runner.resume.tooltip
     back = studio.resume()
     assert back.directory == runs_folder / run.name
     back.wait(PATIENCE)
@@ -157,12 +159,12 @@ def test_a_run_that_cannot_go_on_is_not_offered(runs_folder: Path) -> None:
     run = anb.train(data="digits", framework="pytorch", accelerator="cpu", epochs=1)
     assert run.status == "done"
     studio = settle(anb.Studio())
-    assert studio._runner.pause.disabled is True
+    assert not there(studio._runner.resume)
     run = stopped_run()
     checkpoint = run.directory / "checkpoint.pt"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-900])
     studio = settle(anb.Studio())
-    studio._runner.pause.click()
+    studio._runner.resume.click()
     until(lambda: "is damaged" in message(studio), "the reason")
     assert not studio._runner.train.disabled
 

@@ -43,8 +43,10 @@ class Field:
     """A one-line text field in a frame with its label. `told(text)` when a person has left it or pressed Enter."""
 
     def __init__(self, label: str, told: Callable[[str], None], width: str = "90px") -> None:
-        self.ui = widgets.Text(description=label, continuous_update=False, layout=widgets.Layout(width=width))
-        self.ui.style.description_width = "initial"
+        layout = widgets.Layout(width=width)
+        self.ui = widgets.Text(
+            description=label, continuous_update=False, layout=layout, style=_style(widgets.Text)
+        )
         _classes(self.ui, "anb-field", "anb-num")
         self._quiet, self._told = Quiet(), told
         self.ui.observe(self._changed, "value")
@@ -102,8 +104,8 @@ class Choice:
         self._why: dict[int, str] = {}
         self._now: int | None = 0
         self._quiet = Quiet()
-        self.ui = widgets.Dropdown(description=label, layout=widgets.Layout(width="auto"))
-        self.ui.style.description_width = "initial"
+        layout = widgets.Layout(width="auto")
+        self.ui = widgets.Dropdown(description=label, layout=layout, style=_style(widgets.Dropdown))
         _classes(self.ui, "anb-field")
         if bare:
             _classes(self.ui, "anb-bare")
@@ -209,8 +211,23 @@ class Segments:
 
 
 def button(text: str, tooltip: str, *classes: str) -> widgets.Button:
-    made = widgets.Button(description=text, tooltip=tooltip or text, layout=widgets.Layout(width="auto"))
+    layout = widgets.Layout(width="auto")
+    made = widgets.Button(description=text, tooltip=tooltip or text, layout=layout, style=_style(widgets.Button))
     return _classes(made, "anb-btn", *classes)
+
+
+_styles: dict[type, Any] = {}
+
+
+def _style(kind: Any) -> Any:
+    """The style object that all widgets of a kind share: each of its own would be stored in the notebook."""
+    of = kind.class_traits()["style"].klass
+    known = _styles.get(of)
+    if known is None or known.comm is None:  # a person may have closed all widgets
+        known = _styles[of] = of()
+        if known.has_trait("description_width"):
+            known.description_width = "initial"
+    return known
 
 
 def discard(widget: Any) -> None:
@@ -220,12 +237,12 @@ def discard(widget: Any) -> None:
     parts = [getattr(widget, name, None) for name in ("layout", "style")]
     widget.close()
     for part in parts:
-        if part is not None:
+        if part is not None and part not in _styles.values():
             part.close()
 
 
 def text_html(value: str = "", *classes: str) -> widgets.HTML:
-    return _classes(widgets.HTML(value), *classes)
+    return _classes(widgets.HTML(value, style=_style(widgets.HTML)), *classes)
 
 
 def row(key: str, *children: widgets.Widget) -> widgets.Box:

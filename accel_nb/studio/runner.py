@@ -51,10 +51,11 @@ class Runner:
         self.finished = threading.Event()  # set when all that a run leaves in the notebook is there
         self.train = button("▶\ufe0e Train", "Train the model as set above", "anb-go")
         self.pause = button("❚❚ Pause", "Hold the run with everything in memory")
+        self.resume = button("▶\ufe0e Resume", "")  # one of its own: a late click on Pause must resume nothing
         self.stop = button("■ Stop", "Stop after the present steps; model and curve are kept", "anb-stop")
         self.line = text_html(bar(0, READY), "anb-wide")
         self.machines = MachineLines(words.guard)
-        self.ui = row("", self.train, self.pause, self.stop, self.line)
+        self.ui = row("", self.train, self.pause, self.resume, self.stop, self.line)
         self.buttons()
 
     @property
@@ -155,13 +156,11 @@ class Runner:
         run.listen(self._changed)
         self.buttons()
 
-    def holding(self) -> None:
-        """What the button Pause does: where it reads "Resume" without a run, take up the one that is offered."""
+    def resuming(self) -> None:
+        """Take up the run that is offered, unless one is on its way."""
         offered = self._offered
         if offered is not None and not self.live:
             self.take_up(offered)
-        else:
-            self.pausing()
 
     def pausing(self) -> None:
         """Pause a running run, let a paused one go on."""
@@ -267,14 +266,16 @@ class Runner:
             label, told = "❚❚ Pause", "Hold the run with everything in memory"
             if paused:
                 label, told = "▶\ufe0e Resume", "Let the run go on where it was held"
-            if offered is not None:
-                label, told = "▶\ufe0e Resume", f"Go on with {offered.name}, from its checkpoint"
+            told_of = "" if offered is None else f"Go on with {offered.name}, from its checkpoint"
+            _set(self.resume, self.resume.description, told_of, disabled=offered is None)
+            self.resume.layout.display = "none" if offered is None else None
+            self.pause.layout.display = None if offered is None else "none"
             waiting = {"pause": "Pausing…", "resume": "Resuming…"}.get(self._asked, "") if live else ""
             _set(
                 self.pause,
                 waiting or label,
                 told,
-                disabled=offered is None and (not live or waits or status == "stopping" or bool(waiting)),
+                disabled=not live or waits or status == "stopping" or bool(waiting),
             )
 
     def _show_line(self, part: float, line: str) -> None:

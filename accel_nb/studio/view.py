@@ -77,7 +77,8 @@ class Studio:
 
         runner, words = self._runner, self._words
         runner.train.on_click(words.guard(lambda _: self._start()))
-        runner.pause.on_click(words.guard(lambda _: runner.holding()))
+        runner.pause.on_click(words.guard(lambda _: runner.pausing()))
+        runner.resume.on_click(words.guard(lambda _: runner.resuming()))
         runner.stop.on_click(words.guard(lambda _: runner.stopping()))
 
         self._tabs = widgets.Tab([self._curves.ui, self._program.ui, self._runs_tab.ui, self._machine.ui])
