@@ -378,7 +378,7 @@ def test_only_widgets_and_arguments_of_both_versions_are_used() -> None:
             name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
             if name in WIDGETS and getattr(node.func.value, "id", "") == "widgets":
                 given = {keyword.arg for keyword in node.keywords}
-                assert given <= WIDGETS[name] | {"layout"}, f"{path.name}, line {node.lineno}: {given}"
+                assert given <= WIDGETS[name] | {"layout", "style"}, f"{path.name}, line {node.lineno}: {given}"
     assert {"Tab", "Text", "Dropdown", "Button"} <= used
 
 
