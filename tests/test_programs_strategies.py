@@ -24,6 +24,7 @@ import pytest
 from strategy_scenarios import CASES, FOUR, MIRRORED, TPU, WORKERS, XLA, data
 
 from accel_nb.export import program_text
+from accel_nb.machine import machine
 
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 TESTS = Path(__file__).parent
@@ -297,19 +298,31 @@ def test_a_tpu_that_tensorflow_is_not_built_for_is_said_and_the_cpu_still_trains
     assert group("plain")["one_left"]["error"] is None  # trained afterwards, in the same process
 
 
-@pytest.mark.skipif(not OTHER_TENSORFLOW, reason="ACCEL_NB_TENSORFLOW_TPU names no Python with tensorflow-tpu")
-def test_tensorflow_tpu_without_a_chip_says_so(folder):
-    home = folder / "tensorflow_tpu"
+NO_CHIP = "RuntimeError: No TPU chip is on this machine's PCI bus: pick a TPU as hardware, then start anew."
+
+
+def by_hand_on_a_tpu(home, **how):
+    """What the program for a TPU says at its end, started by hand; the exit code must be 1."""
     data(home, "one_left")
     text = program_text("tensorflow", CASES["one_left"][1] | {"STRATEGY": "tpu", "ACCELERATOR": "tpu"}, "A test.")
     (home / "program.py").write_text(text)
     # else the library asks Google's cloud for a TPU, for minutes, while it is imported
-    process = python("program.py", cwd=home, interpreter=OTHER_TENSORFLOW, TPU_SKIP_MDS_QUERY="1")
-    [(code, _, log)] = ended(process)
+    [(code, _, log)] = ended(python("program.py", cwd=home, TPU_SKIP_MDS_QUERY="1", **how))
     assert code == 1
-    assert log.rstrip().endswith(
-        "RuntimeError: No TPU chip is on this machine's PCI bus: pick a TPU as hardware, then start anew."
-    )
+    return log.rstrip()
+
+
+@pytest.mark.skipif(not OTHER_TENSORFLOW, reason="ACCEL_NB_TENSORFLOW_TPU names no Python with tensorflow-tpu")
+def test_tensorflow_tpu_without_a_chip_says_so(folder):
+    assert by_hand_on_a_tpu(folder / "tensorflow_tpu", interpreter=OTHER_TENSORFLOW).endswith(NO_CHIP)
+
+
+@pytest.mark.skipif(machine().tpu is not None, reason="a TPU chip is here")
+def test_tensorflow_tpu_is_known_by_the_name_that_its_installer_wrote(folder, tmp_path):
+    told = tmp_path / "tensorflow_tpu-2.20.0.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text("Metadata-Version: 2.1\nName: tensorflow_tpu\nVersion: 2.20.0\n")
+    assert by_hand_on_a_tpu(folder / "installer", PYTHONPATH=str(tmp_path)).endswith(NO_CHIP)
 
 
 def test_a_killed_worker_ends_the_others_with_an_error(group):

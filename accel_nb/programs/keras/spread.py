@@ -53,7 +53,8 @@ def make_strategy() -> tf.distribute.Strategy:
 
 def tpu_strategy() -> tf.distribute.Strategy:
     """The strategy over the TPU of this machine, or an error in words; TensorFlow works on the CPU afterwards."""
-    if any(package.name == "tensorflow-tpu" for package in metadata.distributions()):
+    names = [str(package.name).replace("_", "-") for package in metadata.distributions()]  # both spellings are met
+    if "tensorflow-tpu" in names:
         # These two would not end in an error that can be caught, but in minutes of waiting and in an abort.
         vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
         if not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors):
