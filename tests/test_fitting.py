@@ -325,7 +325,7 @@ def test_a_search_is_cancelled_in_the_panel(panel, runs_folder):
     assert row.fit.trials == []
     assert there(row.find)
     assert not there(row.parts)
-    assert not studio._runner.train.disabled
+    until(lambda: not studio._runner.train.disabled, "Train can be pressed")
     studio._desk.change(batch_size=6)
     settle(studio)
     row.clear()

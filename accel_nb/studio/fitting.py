@@ -120,7 +120,6 @@ class Fitting:
                 fit = self._search.run()
         except BaseException as raised:  # the person waits for an answer, whatever it is
             problem = raised
-        self._search = self._thread = None
         try:
             if problem is not None:
                 self._show(find=True)
@@ -128,6 +127,7 @@ class Fitting:
             elif fit is not None:
                 self._answer(fit)
         finally:
+            self._search = self._thread = None  # the answer is there
             self._changed()
 
     def _trying(self, search: Search) -> None:
