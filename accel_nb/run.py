@@ -288,7 +288,7 @@ class Run(SavedRun):
         elif kind == "resumed":
             self._finished = self.error = None
             self._paused = self._stopping = self._killed = False
-            self.activity = "reading the checkpoint"
+            self.activity, self.meter = "reading the checkpoint", {}
 
     @property
     def silence(self) -> float | None:
@@ -422,7 +422,7 @@ class Run(SavedRun):
             self._paused = self._stopping = self._killed = self._full = False
             self.warnings.clear()
             self._worker = self._identity = None
-            self.waiting, self.activity = "", "starting the worker"
+            self.waiting, self.activity, self.meter = "", "starting the worker", {}
             self._last_step = time.monotonic()
 
     # ---- what is left of it

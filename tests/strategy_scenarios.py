@@ -217,18 +217,19 @@ def group_two(folder: Path) -> dict:
     out["steered"] = run(home, "one_left", strategy, steered, 1e-9, **two, **DROPOUT) | checkpoint(home)
     two["STRATEGY"] = "tpu"
     out |= {f"tpu/{name}": run(folder / "tpu" / name, name, strategy, **two) for name in TPU}
-    out["resnet"] = resnet(folder / "two/resnet", strategy)
+    for name in ("tpu", "mirrored"):
+        out[f"resnet/{name}"] = resnet(folder / f"two/resnet_{name}", strategy, name)
     return out
 
 
-def resnet(folder: Path, strategy) -> dict:
+def resnet(folder: Path, strategy, name: str) -> dict:
     """The network is large, so one step of it, and nothing spent on making its graph faster."""
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     settings = {"MODEL": "resnet50", "MODEL_ARGS": {}, "EPOCHS": 1, "BATCH_SIZE": 6, "DROP_LAST": True}
     settings |= {"OPTIMIZER": "sgd", "OPTIMIZER_ARGS": OPTIMIZERS["sgd_nesterov"], "VALIDATION": False}
-    module = program(folder, "tiny", STRATEGY="tpu", DEVICES=2, **settings)
+    module = program(folder, "tiny", STRATEGY=name, DEVICES=2, **settings)
     module.make_strategy = lambda: strategy
     out = told(module) | {"unequal": spread(module, strategy)["unequal"]}
     shutil.rmtree(folder / "repeat")

@@ -292,7 +292,12 @@ def test_elsewhere_there_is_no_drive():
     assert colab.drive_folder() is None
 
 
-@pytest.mark.parametrize("problem", [ValueError("mount failed"), NotImplementedError(), RuntimeError("no.")])
+UNSUPPORTED = NotImplementedError(
+    "google.colab.drive is unsupported in this environment."
+)  # a local runtime's word
+
+
+@pytest.mark.parametrize("problem", [ValueError("mount failed"), UNSUPPORTED, RuntimeError()])
 def test_a_mount_that_fails_says_why_and_what_to_do(problem, package):
     drive(package, problem)
     with pytest.raises(AccelNbError, match=f"not mounted: {type(problem).__name__}.*Run the cell again and allow"):

@@ -338,7 +338,11 @@ def test_xla_gives_the_same_losses_from_two_compilations(group):
     assert found["compiled"]["error"] is None
     np.testing.assert_allclose(column(found["compiled"], "loss"), column(found["plain"], "loss"), rtol=1e-4)
     assert found["compiled"]["traces"]["train_step"] == 1
-    assert len(re.findall(r"Compiled \S*train_step\S* \d+ times", found["log"])) == 2  # the last batch is smaller
+    import tensorflow as tf
+
+    if tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 21):  # earlier ones do not count in their log
+        # the last batch is smaller
+        assert len(re.findall(r"Compiled \S*train_step\S* \d+ times", found["log"])) == 2
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bf16", "bfloat16"), ("fp16", "float16")])

@@ -191,14 +191,18 @@ def test_one_graph_for_training_and_one_for_validation(group):
     runs = group("two") | {name: run for name, run in group("plain").items() if name.startswith("xla")}
     del runs["mixed"]  # refused
     for name, run in runs.items():
-        expected = {"train_block": 1} | ({} if name == "resnet" else {"validate": 1})
+        expected = {"train_block": 1} | ({} if name.startswith("resnet") else {"validate": 1})
         assert {kind: run["traces"].get(kind) for kind in expected} == expected, name
 
 
 def test_resnet50_takes_a_step(group):
-    run = group("two")["resnet"]
-    assert run["error"] is None
-    assert np.isfinite(column(run, "loss")).all()
+    for strategy in ("tpu", "mirrored"):
+        run = group("two")[f"resnet/{strategy}"]
+        assert run["error"] is None
+        assert len(column(run, "loss")) == 1
+        assert np.isfinite(column(run, "loss")).all()
+    tpu, mirrored = (column(group("two")[f"resnet/{name}"], "loss") for name in ("tpu", "mirrored"))
+    np.testing.assert_allclose(tpu, mirrored, rtol=1e-4)
 
 
 def test_an_overflow_on_one_replica_is_a_step_that_all_leave_out(group):

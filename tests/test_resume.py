@@ -80,7 +80,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(way, interrupted):
     if run.status == "done":
         pytest.fail("it was over before it could be stopped")
     assert 3 <= len(run.history) < len(through.history)
+    run.meter = {"samples_per_second": 5.0}
     assert run.resume() is run
+    assert run.meter == {}  # of its first life: it computes nothing yet
     run.wait(PATIENCE)
     assert run.status == "done"
     same(run, through)
