@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 MOUNT = Path("/content/drive")  # where Colab's own notebooks mount Google Drive
 KEPT = "accel_nb-runs"  # the folder on Drive
-SETTLED = 5.0  # seconds until a run that nobody trains any more is known to have ended
 ANSWER = 3.0  # seconds that the page has to tell what the notebook asks for
 
 # What a notebook asks for, in its metadata -> the kind of accelerator, a part of its name, as Colab's menu says it
@@ -244,11 +242,7 @@ def bring_back(name: str = "", kept: str | PathLike[str] | None = None, timeout:
     if wanted not in there:
         newest = ", ".join(list(there)[:-6:-1]) or "none"
         raise AccelNbError(f"There is no run {wanted!r} in {folder}. There are, the newest first: {newest}.")
-    run = known(copied(there[wanted], runs_folder())).attach()
-    end = time.monotonic() + SETTLED
-    while not run.ended and time.monotonic() < end:  # that the worker of a lost machine is gone shows in a moment
-        time.sleep(0.05)
-    return run
+    return known(copied(there[wanted], runs_folder())).attach()
 
 
 def _told(problem: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,11 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "input_shape": list(self.input_shape)}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Facts:
+        """The facts that `to_dict` told."""
+        return cls(**{**told, "input_shape": tuple(told["input_shape"])})
 
     @classmethod
     def of(cls, dataset: Any) -> Facts:

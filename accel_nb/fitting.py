@@ -25,7 +25,7 @@ from accel_nb.folder import runs_folder
 from accel_nb.live import in_notebook
 from accel_nb.plan import Plan, make_plan, plan_from_dict
 from accel_nb.processes import alive, born
-from accel_nb.saved import read_plan
+from accel_nb.saved import own_text, plan_again, read_plan
 from accel_nb.spread import normalises
 from accel_nb.trials import Part, Trial, Trials
 
@@ -304,12 +304,12 @@ def of_run(
     """The same for a run, from its directory; `at_most` is its batch size if not given."""
     check(at_most, trials, seconds)
     saved = read_plan(run.directory)
-    plan, facts = _plan_of(saved), Facts(**{**run.data, "input_shape": tuple(run.data["input_shape"])})
+    plan, facts = plan_again(saved), Facts.from_dict(run.data)
     _one_machine(plan)
     again = saved["asked"]["data"] != "arrays" and isinstance(plan.model, str)
     fit = BatchFit(plan_from_dict(saved["asked"]) if again else None, plan.batch_size)
     source = _of_files(run.directory / "data")
-    own, pickled = saved.get("own_model"), run.directory / "model.pkl"
+    own, pickled = own_text(saved), run.directory / "model.pkl"
     with _folder(run.directory.parent) as folder:
         tried = Trials(plan, facts, source, folder, seconds=seconds, own=own, pickled=pickled)
         most = min(at_most or plan.batch_size, facts.train_samples)
@@ -336,22 +336,6 @@ def searching(
         most = min(at_most or facts.train_samples, facts.train_samples)
         fit = BatchFit(plan, plan.batch_size)
         yield Search(tried, fit, at_most=most, most_trials=trials, told=told)
-
-
-def _plan_of(saved: dict[str, Any]) -> Plan:
-    """The plan of a run, resolved; a function without a body stands for an own model, whose text is beside it."""
-    fields = dict(saved["plan"])
-    if str(fields["model"]).startswith("own:"):
-        if saved.get("own_model") is None:
-            why = "The run does not hold its text."
-            raise PlanError("model", fields["model"], why, "Call accel_nb.largest_batch(model=...).")
-
-        def stand_in() -> None:
-            raise AssertionError("the model's text is in plan.json")
-
-        stand_in.__name__ = str(fields["model"])[len("own:") :]
-        fields["model"] = stand_in
-    return make_plan(**fields)
 
 
 def _one_machine(plan: Plan) -> None:

@@ -49,15 +49,7 @@ def environment(engine: str = "pytorch", more: Mapping[str, str] | None = None) 
     # cuBLAS reads it when it starts; it only takes effect in runs that ask for deterministic algorithms
     env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     env.pop("MPLBACKEND", None)  # a notebook's backend cannot be loaded outside its kernel
-    for name in (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TF_CONFIG",
-    ):
+    for name in CLUSTER:
         env.pop(name, None)  # a kernel that a cluster's scheduler started is no rank of this run
     return {**env, **(more or {})}
 

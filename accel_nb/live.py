@@ -156,13 +156,11 @@ class PrintLines:
     def __call__(self, run: Run) -> None:
         if run.started and not self.started:
             self.started = True
-            start, team = run.started, who(run)
-            team += ", " * bool(team)
-            print(
-                f"{start.get('device_name') or start['device']}: {team}{run.parameters:,} parameters, "
-                f"{run.total_steps:,} steps, learning rate {start['learning_rate']:.4g}",
-                flush=True,
-            )
+            start = run.started
+            told = [who(run), f"{run.parameters:,} parameters", f"{run.total_steps:,} steps"]
+            told.append(f"learning rate {start['learning_rate']:.4g}")
+            device = start.get("device_name") or start["device"]
+            print(f"{device}: {', '.join(part for part in told if part)}", flush=True)
         for row in list(run.history.epochs)[self.epochs :]:
             self.epochs += 1
             values = [("loss", "loss"), ("accuracy", "accuracy"), ("val_loss", "validation loss")]

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_nb.errors import AccelNbError, PlanError
+from accel_nb.errors import PlanError
 from accel_nb.export import settings_of
 from accel_nb.facts import Facts
 from accel_nb.files import write_atomic
-from accel_nb.plan import make_plan
 from accel_nb.resolve import Program, Resolved, resolve
-from accel_nb.saved import read_plan
+from accel_nb.saved import own_text, plan_again, read_plan
 
 if TYPE_CHECKING:
     from accel_nb.run import Run
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 WHERE = ("accelerator", "strategy", "devices", "accumulate", "precision", "compile", "cudnn_benchmark")
 # What was chosen for the old accelerator, and is chosen again for another one.
 FOLLOWS = ("strategy", "devices", "precision", "compile", "cudnn_benchmark")
-OWN = "own:"  # what stands before the name of a user's model in plan.json
 
 
 def check_place(run: Run) -> None:
@@ -50,36 +48,25 @@ def elsewhere(run: Run, where: Mapping[str, Any]) -> tuple[Resolved, Program]:
             why = "It cannot change in the middle of a run."
             raise PlanError(name, value, why, "Pass what says where the run goes on.", ", ".join(WHERE))
     saved = read_plan(run.directory)
-    own = saved.get("own_model")
-    if own is None and str(saved["plan"]["model"]).startswith(OWN):
-        raise AccelNbError(f"The run {run.name} does not hold its model's text: it can only go on where it was.")
+    own = own_text(saved)
     resolved = _resolved(saved, where)
     resolved.drop_last = resolved.drop_last or bool(settings_of(run.program).get("DROP_LAST"))
     return resolved, resolved.program(own)
 
 
 def _resolved(saved: Mapping[str, Any], where: Mapping[str, Any]) -> Resolved:
-    fields = {**saved["plan"], **where}
+    changes = dict(where)
     if "accelerator" in where:
-        fields |= {name: saved["asked"][name] for name in FOLLOWS if name not in where}
+        changes |= {name: saved["asked"][name] for name in FOLLOWS if name not in where}
     if "strategy" in where and "devices" not in where:
-        fields["devices"] = None
-    model = str(fields["model"])
-    if model.startswith(OWN):  # its text is there, what makes it is not
-
-        def stand_in() -> None:
-            raise AssertionError("the model's text is in plan.json")
-
-        stand_in.__name__ = model[len(OWN) :]
-        fields["model"] = stand_in
-    data = saved["data"]
-    facts = Facts(**{**data, "input_shape": tuple(data["input_shape"])})
+        changes["devices"] = None
+    facts = Facts.from_dict(saved["data"])
     try:
-        return resolve(make_plan(**fields), facts=facts)
+        return resolve(plan_again(saved, **changes), facts=facts)
     except PlanError as problem:
         if problem.field != "precision" or "precision" in where:
             raise
-        resolved = resolve(make_plan(**{**fields, "precision": "auto"}), facts=facts)
+        resolved = resolve(plan_again(saved, **{**changes, "precision": "auto"}), facts=facts)
         resolved.notes.append(f"The precision is {resolved.plan.precision} from here on: {problem.why}")
         return resolved
 

@@ -25,6 +25,7 @@ STRATEGIES = {
 SEVERAL_MACHINES = ("ddp", "fsdp", "multi_worker")
 SCHEDULES = ("constant", "cosine")
 MODELS = ("mlp", "cnn", "resnet50")
+OWN = "own:"  # what stands before the name of a user's model where a plan is told in words
 MOST = 10**9  # of what is counted: beyond it frameworks, clocks and floats fail in ways of their own
 MOST_LAYERS = 1000  # of a named model
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "silu", "leaky_relu", "elu")
@@ -130,7 +131,7 @@ class Plan:
         if not isinstance(self.data, str):
             fields["data"] = "arrays"
         if not isinstance(self.model, str):
-            fields["model"] = "own:" + model_name(self.model)
+            fields["model"] = OWN + model_name(self.model)
         return {name: _json_ready(value) for name, value in fields.items()}
 
     def resolve(self, **here: Any) -> Any:

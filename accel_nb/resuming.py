@@ -39,6 +39,32 @@ def newest(*folders: Path | None) -> Path | None:
     return max((path for paths in found for path in paths), key=lambda path: path.name[:15], default=None)
 
 
+def unfinished(*folders: Path | None) -> Run | None:
+    """The newest run in these folders, if it can go on."""
+    from accel_nb.folder import attached
+
+    path = newest(*folders)
+    run = None if path is None else attached(path)
+    return run if run is not None and can_go_on(run) else None
+
+
+def go_on(directory: Path, folder: Path) -> tuple[Run, str]:
+    """Take up a run, copied into the folder of runs if it is elsewhere; where its accelerator is gone with what is
+    here. The Run, and why it goes on elsewhere ("" if it does not); the errors are those of `Run.resume`.
+    """
+    from accel_nb.copies import bring_back
+    from accel_nb.folder import known
+
+    run = known(bring_back(directory, folder)).attach()
+    try:
+        return run.resume(), ""
+    except PlanError as gone:
+        if gone.field != "accelerator":
+            raise
+        run.resume(accelerator="auto")
+        return run, gone.why
+
+
 def whole(checkpoint: Path) -> bool:
     """Whether every byte of it is as it was written: both forms are zip files, with a checksum of each part."""
     try:

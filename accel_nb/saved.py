@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel_nb.errors import PlanError
 from accel_nb.loglines import split_log
 from accel_nb.machines import commands
+from accel_nb.plan import OWN, Plan, make_plan, plan_from_dict
 
 if TYPE_CHECKING:
     from accel_nb.fitting import BatchFit
@@ -20,6 +22,31 @@ def read_plan(directory: Path) -> dict[str, Any]:
     """The content of plan.json; OSError or ValueError where there is none that can be read."""
     saved: dict[str, Any] = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     return saved
+
+
+def plan_again(saved: Mapping[str, Any], **changes: Any) -> Plan:
+    """The resolved plan of a plan.json with some fields changed, checked again; PlanError as for a new one.
+
+    An own model is not there, only its text (`own_text`): a function without a body stands for it.
+    """
+    fields = {**saved["plan"], **changes}
+    if str(fields["model"]).startswith(OWN):
+
+        def stand_in() -> None:
+            raise AssertionError("the model's text is in plan.json")
+
+        stand_in.__name__ = str(fields["model"])[len(OWN) :]
+        fields["model"] = stand_in
+    return make_plan(**fields)
+
+
+def own_text(saved: Mapping[str, Any]) -> str | None:
+    """The text that makes a run's own model; None for a named model. PlanError if plan.json does not hold it."""
+    text: str | None = saved.get("own_model")
+    if text is None and str(saved["plan"]["model"]).startswith(OWN):
+        why = "The run's directory does not hold its text."
+        raise PlanError("model", saved["plan"]["model"], why, "Train anew, with the model itself.")
+    return text
 
 
 class SavedRun:
@@ -35,9 +62,7 @@ class SavedRun:
         return self.directory.name
 
     @property
-    def plan(self) -> Any:
-        from accel_nb.plan import plan_from_dict
-
+    def plan(self) -> Plan:
         return plan_from_dict(self._saved["plan"])
 
     @property

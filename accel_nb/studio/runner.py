@@ -10,11 +10,11 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from accel_nb import api
-from accel_nb.copies import bring_back
-from accel_nb.errors import AccelNbError, PlanError
-from accel_nb.folder import known, runs_folder
+from accel_nb.errors import AccelNbError
+from accel_nb.folder import runs_folder
 from accel_nb.live import progress, status_line
 from accel_nb.plan import Plan
+from accel_nb.resuming import go_on
 from accel_nb.run import Run
 from accel_nb.studio.fields import button, row, text_html
 from accel_nb.studio.machines import MachineLines
@@ -71,27 +71,25 @@ class Runner:
         `line` says what happens first.
         """
         with self._lock:
-            if self._starting is not None:
-                return self._starting
-            future: Future[Run] = Future()
-            if self.run is not None and not self.run.ended:
+            if self._starting is None and self.run is not None and not self.run.ended:
+                future: Future[Run] = Future()
                 future.set_result(self.run)
                 return future
-            self._starting = future
-        self._words.clear_error()
-        self.buttons()
-        self._show_line(0, line)
-
-        def start() -> Run:
-            return api.start(plan, self._directory, spare=False)
-
-        threading.Thread(target=self._start, args=(start, future), name="accel_nb start", daemon=True).start()
-        return future
+        return self._launch(lambda: api.start(plan, self._directory, spare=False), line)
 
     def take_up(self, run: Run) -> Future[Run]:
-        """Let a run that has ended too early go on from its checkpoint, where the accelerator it was on is gone
-        with what is here. The future holds the Run, or why it cannot.
-        """
+        """Let a run that has ended too early go on. The future holds the Run, or why it cannot."""
+
+        def begin() -> Run:
+            here, moved = go_on(run.directory, runs_folder(self._directory))
+            if moved:
+                self._words.say(f"{here.name} goes on on {here.settled['accelerator']}: {moved}")
+            return here
+
+        return self._launch(begin, f"reading {run.name}")
+
+    def _launch(self, begin: Callable[[], Run], line: str) -> Future[Run]:
+        """What gives a run, in a thread of its own, unless one is on its way: then that one."""
         with self._lock:
             if self._starting is not None:
                 return self._starting
@@ -99,21 +97,8 @@ class Runner:
             self._starting, self._offered = future, None
         self._words.clear_error()
         self.buttons()
-        self._show_line(0, f"reading {run.name}")
-
-        def go_on() -> Run:
-            local = bring_back(run.directory, runs_folder(self._directory))
-            here = known(local).attach()
-            try:
-                here.resume()
-            except PlanError as problem:
-                if problem.field != "accelerator":
-                    raise
-                here.resume(accelerator="auto")
-                self._words.say(f"{here.name} goes on on {here.settled['accelerator']}: {problem.why}")
-            return here
-
-        threading.Thread(target=self._start, args=(go_on, future), name="accel_nb resume", daemon=True).start()
+        self._show_line(0, line)
+        threading.Thread(target=self._start, args=(begin, future), name="accel_nb start", daemon=True).start()
         return future
 
     def offer(self, run: Run | None) -> None:

@@ -18,7 +18,7 @@ from accel_nb.errors import AccelNbError
 from accel_nb.folder import attached, directories, known, running_here, runs_folder
 from accel_nb.live import in_notebook, status_line
 from accel_nb.plan import LEARNING_RATES, Plan
-from accel_nb.resuming import can_go_on, newest
+from accel_nb.resuming import unfinished
 from accel_nb.run import Run
 from accel_nb.studio.curves_tab import CurvesTab
 from accel_nb.studio.desk import Desk
@@ -172,9 +172,7 @@ class Studio:
 
     def _unfinished(self) -> Run | None:
         """The newest run, here or on a Drive that is mounted, if it can go on."""
-        path = newest(runs_folder(self._directory), drive_folder())
-        run = None if path is None else attached(path)
-        return run if run is not None and can_go_on(run) else None
+        return unfinished(runs_folder(self._directory), drive_folder())
 
     def _offer(self) -> None:
         if not self._runner.live:

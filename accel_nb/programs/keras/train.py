@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import tensorflow as tf
 from arrays import read_arrays, write_arrays
 from batches import batches_from_files
 from building import build_model
+from devices import choose_device, name_of_device
 from parts import build_optimizer, layer_table, parameter_count, restore, save, shuffled
 from reports import csv_report, no_control, print_report, rate_factor
 from settings import (
@@ -32,7 +32,6 @@ from settings import (
     ACCUMULATE,
     BATCH_SIZE,
     COMPILE,
-    CUDNN_BENCHMARK,
     DATA_ON_DEVICE,
     DETERMINISTIC,
     DEVICE_INDEX,
@@ -88,27 +87,7 @@ def train(
     if DETERMINISTIC:
         tf.config.experimental.enable_op_determinism()
 
-    # Only the chosen device stays visible, so that nothing can run on another one unnoticed.
-    if ACCELERATOR == "cpu":
-        tf.config.set_visible_devices([], "GPU")
-        device_name = platform.processor() or platform.machine()
-    if STRATEGY == "single" and ACCELERATOR in ("gpu", "mps"):
-        gpus = tf.config.list_physical_devices("GPU")
-        if len(gpus) <= DEVICE_INDEX:
-            raise RuntimeError(
-                f"GPU {DEVICE_INDEX} was asked for, and TensorFlow {tf.__version__} sees {len(gpus)} GPUs here. "
-                "Nothing was trained."
-            )
-        tf.config.set_visible_devices(gpus[DEVICE_INDEX], "GPU")
-        device_name = tf.config.experimental.get_device_details(gpus[DEVICE_INDEX]).get("device_name", "GPU")
-    if ACCELERATOR == "gpu" and not CUDNN_BENCHMARK:
-        os.environ["TF_CUDNN_USE_AUTOTUNE"] = "0"
-    if ACCELERATOR == "gpu" and PRECISION == "fp32":
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-    if PRECISION == "bf16":
-        keras.config.set_dtype_policy("mixed_bfloat16")
-    if PRECISION == "fp16":
-        keras.config.set_dtype_policy("mixed_float16")
+    choose_device()
     if STRATEGY == "multi_worker":
         report("joining")
     if STRATEGY != "single":
@@ -119,11 +98,7 @@ def train(
         first_worker = strategy.cluster_resolver.task_id == 0
         if not first_worker:
             report, control = unheard, no_control  # one worker tells, and is asked for all
-    if STRATEGY != "single" and ACCELERATOR == "gpu":
-        gpu = tf.config.get_visible_devices("GPU")[0]
-        device_name = tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
-    if ACCELERATOR == "tpu":
-        device_name = os.environ.get("TPU_ACCELERATOR_TYPE", "TPU")
+    device_name = name_of_device()
 
     begin, position, step = 0, 0, 0  # the first epoch, and how many of its batches and of all steps are done
     base_rate = LEARNING_RATE

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from blocks import whole
+from parts import computed_as_here
 from settings import ACCELERATOR, STRATEGY
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
@@ -45,9 +46,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Gives the optimizer its state back; how its steps are computed is a matter of the device here."""
-    for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        theirs.update({name: mine[name] for name in ("fused", "foreach", "capturable") if name in mine})
+    """Gives the optimizer its state back."""
     if STRATEGY == "fsdp":
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for number, values in state["state"].items():  # weights that nothing uses have none
@@ -55,7 +54,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
             for name, value in values.items():
                 if value is not None and value.shape == parameter.shape:
                     values[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(computed_as_here(state, optimizer))
 
 
 def restore_random(state: dict[str, Any]) -> None:

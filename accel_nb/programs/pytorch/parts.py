@@ -119,6 +119,13 @@ def batches_from_files(x: Any, y: Any, order: np.ndarray, size: int, device: tor
         readers.shutdown(cancel_futures=True)
 
 
+def computed_as_here(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state from a checkpoint; how its steps are computed is a matter of the device here."""
+    for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        theirs.update({name: mine[name] for name in ("fused", "foreach", "capturable") if name in mine})
+    return state
+
+
 def save(content: Any, path: Path) -> None:
     """Writes beside and renames, so that nobody ever meets half a file."""
     if STRATEGY in ("ddp", "fsdp"):

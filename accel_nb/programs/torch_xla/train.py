@@ -23,7 +23,7 @@ import torch_xla
 from devices import everywhere, find_device, on_cpu
 from models import cnn, mlp, resnet50
 from norms import as_elsewhere
-from parts import layer_table, save, stored
+from parts import computed_as_here, layer_table, save, stored
 from reports import csv_report, no_control, print_report, rate_factor
 from rows import batches_of_files, batches_of_lines, real_rows, row_table
 from settings import (
@@ -164,9 +164,7 @@ def train(
         )
     prepare(optimizer)
     if resume_from is not None:
-        theirs, mine = saved["optimizer"]["param_groups"][0], optimizer.param_groups[0]
-        theirs.update({name: mine[name] for name in ("fused", "foreach", "capturable") if name in mine})
-        optimizer.load_state_dict(saved["optimizer"])
+        optimizer.load_state_dict(computed_as_here(saved["optimizer"], optimizer))
     if DEVICES > 1:
         everywhere([*model.parameters(), *model.buffers()], mesh)
         everywhere([value for state in optimizer.state.values() for value in state.values()], mesh)
