@@ -27,7 +27,7 @@ from accel_nb.plan import Plan, make_plan, plan_from_dict
 from accel_nb.processes import alive, born
 from accel_nb.saved import own_text, plan_again, read_plan
 from accel_nb.spread import normalises
-from accel_nb.trials import Part, Trial, Trials
+from accel_nb.trials import Ended, Part, Trial, Trials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ class Search:
             fit.largest = min(largest * self._devices, self._at_most)
             self._keep_batch(largest)
             fit.complete = True
-        except (KeyboardInterrupt, _Enough) as early:
+        except (KeyboardInterrupt, Ended) as early:
             fitting = [one.batch_size for one in fit.trials if one.fits and one.accumulate == 1]
             fit.largest = max(fitting, default=0)
             if isinstance(early, KeyboardInterrupt) and not fitting:
@@ -180,13 +180,11 @@ class Search:
             if (known.batch_size, known.accumulate) == (batch_size, accumulate):
                 return known.fits
         if self._left <= 0 or self._trials.cancelled.is_set():
-            raise _Enough
+            raise Ended
         self._left -= 1
         self.trying = (batch_size, accumulate)
         self._told(self)
         trial = self._trials(batch_size, accumulate)
-        if self._trials.cancelled.is_set():
-            raise _Enough
         self.fit.trials.append(trial)
         self._told(self)
         return trial.fits
@@ -214,10 +212,6 @@ class Search:
             except PlanError as refused:
                 fit.notes = [f"accumulate={parts} is refused: {refused.why}"]
             parts += max(1, parts // 4)
-
-
-class _Enough(Exception):  # noqa: N818 - no error: the search ends
-    """Cancelled, or as many trials as allowed."""
 
 
 def largest_size(least: int, most: int, fits: Callable[[int], bool]) -> int:

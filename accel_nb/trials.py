@@ -32,6 +32,11 @@ LONG = 10.0  # seconds of a first epoch after which no second one is waited for
 RESERVE = 0.5 * 2**30  # bytes of host memory, at least, that no trial takes from the rest of the machine
 GONE = ("WorkerLost", "RankLost", "RankMissing")  # kinds of errors of processes that left no word
 
+
+class Ended(Exception):  # noqa: N818 - no error: a search ends
+    """Cancelled, or as many trials as allowed."""
+
+
 Part = Callable[[str, int], np.ndarray]  # name of an array of the data, count -> its first rows
 
 
@@ -98,7 +103,7 @@ class Trials:
                 at_most //= 2
 
     def __call__(self, batch_size: int, accumulate: int = 1) -> Trial:
-        """Train with this batch. RunFailed for an error that has nothing to do with memory."""
+        """Train with this batch. RunFailed for an error that has nothing to do with memory, Ended if cancelled."""
         rows = min(self.facts.train_samples, STEPS * batch_size)
         val = min(self.facts.val_samples, batch_size)
         facts = dataclasses.replace(self.facts, train_samples=rows, val_samples=val)
@@ -149,7 +154,7 @@ class Trials:
         run.begin()
         try:
             late = self._wait(run)
-        except BaseException:  # an interrupt
+        except BaseException:  # an interrupt, or cancelled
             run.kill()
             raise
         finally:
@@ -177,16 +182,18 @@ class Trials:
             now = time.monotonic()
             epochs = len(run.history.epochs)
             if self.cancelled.is_set():
-                run.kill()
-            elif now - began > self.seconds:
+                raise Ended
+            if now - began > self.seconds:
                 run.kill()
                 return not epochs  # one that trains, only slowly, fits
-            elif epochs and not stopped:
+            if epochs and not stopped:
                 first = first or now
                 stopped = (now - first > MEASURED and epochs > 1) or first - began > LONG
                 if stopped:
                     run.stop()
             time.sleep(0.03)
+        if self.cancelled.is_set():
+            raise Ended
         return False
 
 

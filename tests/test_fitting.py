@@ -169,6 +169,19 @@ def test_a_search_ends_early_with_what_it_has(search):
     assert not one.run().complete
 
 
+def test_a_search_cancelled_before_its_process_has_said_a_word_ends(runs_folder):
+    """There are no events to read then: that was an error in place of an answer."""
+    told = []
+    with searching(
+        make_plan(**narrow()), told=lambda search: (told.append(search.trying), search.cancel())
+    ) as one:
+        fit = one.run()
+    assert told == [one.trying]
+    assert not fit.complete
+    assert fit.trials == []
+    assert no_trial_is_left(runs_folder)
+
+
 def test_a_plan_that_is_too_large_by_its_numbers_is_looked_for_all_the_same(search):
     """`resolve` refuses the batch before training; what is asked here is which one it would take."""
     rows = {"samples": 2**22, "shape": (2, 2, 1), "classes": 2}
