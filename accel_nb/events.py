@@ -1,4 +1,8 @@
-"""`events.jsonl`: what happens in a run, one JSON object a line, written by its worker."""
+"""`events.jsonl`: what happens in a run, one JSON object a line, written by its worker.
+
+Every step of the first million is told. What comes after is told sparingly: the file of a run of days grows by
+some 25 MB an hour at most, however short its steps and epochs are.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+DETAIL = 1_000_000  # steps that are told one by one
+PAUSE = 0.1  # seconds between lines of steps, and of epochs, after that
+VALUES = 10  # of each measure in such a line, at most
+MEASURED = ("loss", "accuracy")
 DIRECTORY_FAILED = 74  # exit code: the run's directory cannot be written (EX_IOERR of sysexits.h)
 
 
@@ -45,6 +53,9 @@ class Events:
         self.path = path
         self.waiting: list[bytes] = []
         self.problem: OSError | None = None
+        self._steps: dict[str, Any] | None = None  # measured, and not yet told
+        self._epoch: dict[str, Any] | None = None  # the newest one, if it is not yet told
+        self._told = 0.0
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         with path.open("rb") as written:
@@ -55,11 +66,50 @@ class Events:
                     self.waiting.append(b"\n")
 
     def write(self, event: str, **values: Any) -> None:
+        with self._lock:
+            if event == "batch" and values["first"] > DETAIL:
+                self._keep(values)
+            elif event == "epoch" and values["step"] > DETAIL:
+                self._epoch = values
+            else:
+                self._tell()
+                self._write(event, values)
+                return
+            if time.monotonic() - self._told >= PAUSE:
+                self._tell()
+
+    def _keep(self, values: dict[str, Any]) -> None:
+        """Put steps behind those that wait."""
+        kept = self._steps
+        if kept is not None and kept["first"] + len(kept["loss"]) == values["first"]:
+            values = {**values, "epoch": kept["epoch"], "first": kept["first"]}
+            values |= {name: [*kept[name], *values[name]] for name in MEASURED if name in kept}
+        elif kept is not None:
+            self._tell()
+        self._steps = values
+
+    def _tell(self) -> None:
+        """Write the steps that wait, as means of so many that few values are left, and the newest epoch."""
+        steps, epoch, self._steps, self._epoch = self._steps, self._epoch, None, None
+        if steps is not None:
+            count = len(steps["loss"])
+            every = math.ceil(count / VALUES)
+            if every > 1:
+                pieces = [slice(at, at + every) for at in range(0, count, every)]
+                for name in MEASURED:
+                    if name in steps:
+                        steps[name] = [sum(steps[name][piece]) / len(steps[name][piece]) for piece in pieces]
+                steps |= {"every": every, "steps": count}
+            self._write("batch", steps)
+        if epoch is not None:
+            self._write("epoch", epoch)
+        self._told = time.monotonic()
+
+    def _write(self, event: str, values: dict[str, Any]) -> None:
         record = {"t": round(time.time(), 3), "event": event, **plain(values)}
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with self._lock:
-            self.waiting.append(line)
-            self._flush()
+        self.waiting.append(line)
+        self._flush()
 
     def flush(self) -> bool:
         """Try again to write what waits; whether all is written."""

@@ -74,7 +74,8 @@ class History:
     `columns()` gives all of one moment.
 
     A block that starts at a step already here replaces it and everything after it: so a run that goes on from
-    a checkpoint continues its history. Steps that were never reported are NaN.
+    a checkpoint continues its history. Steps that were never reported are NaN. Where a long run tells the mean of
+    several steps (see `accel_nb.events`), each of them has it.
 
     >>> history = History([{"event": "batch", "epoch": 1, "first": 1, "loss": [2.0, 1.5], "accuracy": [0.1, 0.5]}])
     >>> len(history), history.loss.tolist()
@@ -135,6 +136,9 @@ class History:
         if event.get("accuracy") is not None:
             given = np.array(event["accuracy"], dtype=np.float64).reshape(-1)[: len(loss)]
             accuracy[: len(given)] = given
+        if event.get("every") is not None:  # means of several steps: what a long run tells
+            every, steps = int(event["every"]), int(event["steps"])
+            loss, accuracy = (np.repeat(values, every)[:steps] for values in (loss, accuracy))
         start = len(self) if event.get("first") is None else int(event["first"]) - 1
         if start < 0:
             raise ValueError(f"A block of steps starts at first={start + 1}; steps count from 1.")

@@ -16,7 +16,8 @@ from panel import settle
 
 import accel_nb as anb
 from accel_nb.api import prepare
-from accel_nb.events import Events
+from accel_nb.events import DETAIL, PAUSE, Events
+from accel_nb.history import History
 from accel_nb.reporter import Reporter
 from accel_nb.resolve import resolve
 
@@ -111,6 +112,46 @@ def test_what_is_written_by_the_clock_grows_slowly(tmp_path: Path) -> None:
     hourly = max(map(len, lines)) * 3600 / 5
     print(f"{hourly / 1000:.0f} KB an hour")
     assert hourly < 300_000
+
+
+def test_steps_after_the_first_million_are_told_sparingly(tmp_path: Path) -> None:
+    """However short steps and epochs are, the file grows by a bounded number of bytes an hour."""
+    path = tmp_path / "events.jsonl"
+    events, random = Events(path), np.random.default_rng(0)
+    step, all_losses, began = 0, [], time.monotonic()
+    epoch, block = 0, 12
+    while time.monotonic() - began < 1.5:
+        loss = random.random(block).tolist()
+        first = DETAIL + step + 1
+        accuracy = [0.123456789] * block
+        events.write("batch", epoch=epoch + 1, first=first, loss=loss, accuracy=accuracy, learning_rate=0.001)
+        step, epoch = step + block, epoch + 1
+        values = dict.fromkeys(("loss", "accuracy", "val_loss", "val_accuracy"), 0.123456789)
+        events.write("epoch", epoch=epoch, step=DETAIL + step, **values, seconds=0.00123)
+        all_losses += loss
+    events.write("finished", status="done", step=DETAIL + step, seconds=1.5)
+    hourly = path.stat().st_size * 3600 / 1.5
+    print(f"{step / 1.5:,.0f} steps a second: {hourly / 1e6:.0f} MB an hour")
+    assert step > 10_000
+    assert hourly < 30e6
+    history = History(map(json.loads, path.read_text().splitlines()))
+    assert len(history) == DETAIL + step
+    assert history.epochs[-1]["epoch"] == epoch
+    assert history.epochs[-1]["step"] == DETAIL + step
+    told = history.loss[DETAIL:]
+    np.testing.assert_allclose(told.mean(), np.mean(all_losses), rtol=1e-6)
+    assert len(np.unique(told)) < step / 10
+
+
+def test_a_slow_run_tells_each_step_after_the_first_million_too(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = Events(path)
+    for step in range(3):
+        events.write("batch", epoch=2, first=DETAIL + step + 1, loss=[float(step)], learning_rate=0.1)
+        time.sleep(1.2 * PAUSE)
+    lines = list(map(json.loads, path.read_text().splitlines()))
+    assert [line["loss"] for line in lines] == [[0.0], [1.0], [2.0]]
+    assert all("every" not in line for line in lines)
 
 
 def test_pieces_of_events_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
