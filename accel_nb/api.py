@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb import launch
-from accel_nb.errors import PlanError
+from accel_nb.errors import AccelNbError, PlanError
 from accel_nb.files import write_atomic
 from accel_nb.folder import known, new_directory, runs, runs_folder
 from accel_nb.live import in_notebook, show
@@ -37,7 +37,8 @@ def train(
     Returns
     -------
     Run
-        The run. PlanError or DataError, before anything starts, if the plan cannot run here.
+        The run. PlanError or DataError, before anything starts, if the plan cannot run here; AccelNbError if this
+        machine can start no process.
     """
     run = start(make_plan(**fields) if plan is None else plan.replace(**fields), directory)
     show(run)
@@ -53,7 +54,11 @@ def start(plan: Plan, directory: str | Path | None = None, *, spare: bool = True
     """
     resolved = resolve(plan)
     run = known(prepare(resolved, runs_folder(directory)))
-    run.begin()
+    try:
+        run.begin()
+    except AccelNbError:
+        _discard(run.directory)
+        raise
     if spare and in_notebook():
         # the next run finds its framework imported; not before this one's own import is over
         run.listen(lambda ended: launch.spares.prepare(ended.worker_kind) if ended.ended else None)

@@ -94,9 +94,10 @@ def ready(run: Run, epochs: int | None, where: Mapping[str, Any]) -> IO[str]:
     planned = int(run.settled["epochs"])
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < planned):
         raise PlanError("epochs", epochs, f"The run was planned with {planned}.", "Pass as many or more.")
-    if run.status == "done" and epochs in (None, planned):
+    trained = max((int(epoch["epoch"]) for epoch in run.history.epochs), default=planned)
+    if run.status == "done" and (epochs or planned) <= trained:
         raise AccelNbError(
-            f"The run {run.name} has trained its {planned} epochs: pass epochs={planned + 1} or more."
+            f"The run {run.name} has trained its {trained} epochs: pass epochs={trained + 1} or more."
         )
     found = checkpoint_in(run.directory)
     if found is not None and not whole(found):

@@ -104,7 +104,10 @@ class Run(SavedRun):
     # ---- life
 
     def begin(self) -> None:
-        """Hand the directory to a worker and follow it; a run on several machines waits for `commands` there."""
+        """Hand the directory to a worker and follow it; a run on several machines waits for `commands` there.
+
+        AccelNbError if no worker can be started.
+        """
         self._begun = True
         if self.machines > 1:
             self.activity = f"waiting for {self.machines} machines"
@@ -112,12 +115,18 @@ class Run(SavedRun):
             return
         worker = self._hand_over()
         record = {"pid": worker.pid, "birth": worker.birth}
-        write_atomic(self.directory / "worker.json", json.dumps(record))
+        with contextlib.suppress(OSError):  # a disk that is full by now is told while it is followed
+            write_atomic(self.directory / "worker.json", json.dumps(record))
         self.follow()
 
     def _hand_over(self, *, resume: bool = False) -> launch.Worker:
         environment = self._saved.get("environment")
-        worker = launch.hand_over(self.worker_kind, self.directory, environment, resume=resume)
+        try:
+            worker = launch.hand_over(self.worker_kind, self.directory, environment, resume=resume)
+        except OSError as problem:
+            why = f"no worker process can be started ({problem})"
+            do = "Free memory and disk space, or close other processes, then try again."
+            raise AccelNbError(f"The run {self.name} cannot begin: {why}. {do}") from problem
         self._worker, self._identity = worker, (worker.pid, worker.birth)
         return worker
 
@@ -367,13 +376,18 @@ class Run(SavedRun):
             return self
         from accel_nb.resuming import ready
 
+        ended = self._finished, self.error
         try:
             with ready(self, epochs, where):  # while the lock is held nobody else begins it
                 self._reset()
         except OSError as problem:  # the run stays as it ended
             why = f"its directory cannot be written ({problem.strerror})"
             raise AccelNbError(f"The run {self.name} cannot be taken up: {why}. Free some space.") from problem
-        self._hand_over(resume=True)
+        try:
+            self._hand_over(resume=True)
+        except AccelNbError:
+            self._finished, self.error = ended
+            raise
         self.follow()
         return self
 
@@ -389,8 +403,10 @@ class Run(SavedRun):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupts = 0
-        while not self.ended or (self._thread is not None and not self._ended.is_set()):
+        while True:
             try:
+                if self.ended and (self._thread is None or self._ended.is_set()):
+                    break
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"The run {self.name} is not at its end after {timeout} s.")
                 self._ended.wait(0.1)

@@ -294,8 +294,8 @@ def _work(directory: Path, owner: Owner, job: dict[str, Any]) -> int:
     taken = claim(directory)
     if taken is None:
         return TAKEN
-    if resume:
-        pid = os.getpid()
+    pid = os.getpid()
+    with contextlib.suppress(OSError):  # a full disk is told by the events
         write_atomic(directory / "worker.json", json.dumps({"pid": pid, "birth": born(pid)}))
     with contextlib.suppress(OSError):  # a directory that cannot be written is told below
         Events(directory / "events.jsonl").write("memory", **memory_killer.before())

@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -162,6 +164,19 @@ def test_an_interrupt_of_a_waiting_cell_stops_and_a_second_one_kills(start, monk
     run.wait(PATIENCE)
     assert run.status == "stopped"
     assert list(run.directory.glob("model.pt"))
+
+    between = training(start())
+    looks, look = iter([False, True]), type(between).ended.fget
+
+    def looked(run):  # between two waits
+        if run is between and threading.current_thread() is threading.main_thread() and next(looks, False):
+            raise KeyboardInterrupt
+        return look(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(between), "ended", property(looked))
+        between.wait(PATIENCE)
+    assert between.status == "stopped"
 
     slow = start(model=sleeper, model_args={"seconds": 60.0, "after": 1})
     until(lambda: len(slow.history) == 1, "the first step arrives")
@@ -374,6 +389,30 @@ def test_a_refused_plan_leaves_no_directory(runs_folder):
     with pytest.raises(anb.DataError):
         anb.train(data="digitz")
     assert not runs_folder.exists() or not list(directories(runs_folder))
+
+
+def test_where_no_process_can_be_started_nothing_is_left_and_nothing_lost(runs_folder, monkeypatch):
+    def without_processes():
+        launch.spares.close()
+        monkeypatch.setattr(tempfile, "tempdir", str(runs_folder / "missing"))  # as on a machine that is full
+
+    tiny = {"model_args": {"layers": [4]}}
+    without_processes()
+    with pytest.raises(anb.AccelNbError, match="no worker process can be started"):
+        anb.train(**tiny)
+    assert not runs_folder.exists() or not list(directories(runs_folder))
+
+    monkeypatch.undo()
+    monkeypatch.setenv("ACCEL_NB_RUNS", str(runs_folder))
+    run = anb.train(epochs=1, **tiny)
+    without_processes()
+    with pytest.raises(anb.AccelNbError, match="no worker process can be started"):
+        run.resume(epochs=2)
+    assert (run.status, run.error) == ("done", None)
+    run.wait(1)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert run.resume(epochs=2).wait(PATIENCE).status == "done"
+    assert run.history.epochs[-1]["epoch"] == 2
 
 
 def test_an_exploding_loss_ends_the_run_with_the_step(runs_folder):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,35 @@ def studio(runs_folder: Path) -> Iterator[anb.Studio]:
     if made.run is not None and not made.run.ended:
         made.run.kill()
         made.run._ended.wait(PATIENCE)
+
+
+def test_an_interrupt_while_the_run_is_starting_stops_it(
+    studio: anb.Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(studio, "epochs", str(LONG))
+    settle(studio)
+    begin, go_on = api.start, threading.Event()
+
+    def slow(*given: Any, **more: Any) -> anb.Run:
+        assert go_on.wait(PATIENCE)
+        return begin(*given, **more)
+
+    monkeypatch.setattr(api, "start", slow)
+    studio._runner.train.click()
+    starting = studio._runner._starting
+    assert starting is not None
+    result = starting.result
+
+    def interrupted(timeout: float | None = None) -> anb.Run:
+        if not go_on.is_set():
+            go_on.set()
+            raise KeyboardInterrupt
+        return result(timeout)
+
+    monkeypatch.setattr(starting, "result", interrupted)
+    run = studio.wait(PATIENCE)
+    assert run.status == "stopped"
+    assert len(run.history) < 1000
 
 
 # ---- errors

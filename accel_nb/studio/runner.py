@@ -176,7 +176,10 @@ class Runner:
         """Wait for the end of the run; RunFailed if it failed."""
         starting = self._starting
         if starting is not None:
-            starting.result(timeout)
+            try:
+                starting.result(timeout)
+            except KeyboardInterrupt:  # as in `Run.wait`: it is stopped, as soon as it has begun
+                starting.result(timeout).stop()
         if self.run is None:
             raise AccelNbError("No run was started. Press Train, or call train().")
         try:
