@@ -51,7 +51,7 @@ lab: install ## open JupyterLab on the first notebook
 	@root=; if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; \
 	exec $(PY) -m jupyterlab notebooks/01_start.ipynb $$root $(LAB_ARGS)
 
-test: lint unit browser nbval ## run every check and test
+test: lint unit browser nbval test-colab ## run every check and test
 	@echo "accel_nb: all checks and tests passed"
 
 test-long: install ## test for hours: FAULTS (50) lives of runs full of faults, long runs, the notebooks TIMES (20) times

@@ -13,9 +13,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # debugpy of this time remarks on Python 3.11 at the start of each kernel
 export PYDEVD_DISABLE_FILE_VALIDATION=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# PyTorch's program, plans and verdicts are the same with these versions: they are tested once, by `make unit`.
-tests=(checks colab copies curves data diagnose figure history labels layers live own_model probing program_repeats
+# PyTorch, plans and verdicts are the same with these versions: they are tested once, by `make unit`.
+tests=(checks colab curves data diagnose figure history labels layers live own_model probing program_repeats
     programs_jax programs_keras resume run studio studio_kernel studio_runs studio_spread worker)
+same="(test_resume or test_program_repeats) and (pytorch or ddp or fsdp or shards or gpu)"
 newer_tests=(colab copies curves figure history own_model)
 
 # Old packages use what newer ones call deprecated. ipywidgets 7 calls arguments so that it does not know, and ignores
@@ -69,7 +70,7 @@ nbval() {
 
 if environment "$VENV_COLAB" pytorch,tensorflow,jax,test 3.11 3.12 3.13; then
     echo "accel_nb: tests with Colab's versions, $JOBS at a time"
-    run "$VENV_COLAB" tests/colab "${tests[@]/%/.py}" "$@"
+    run "$VENV_COLAB" tests/colab "${tests[@]/%/.py}" -k "not ($same)" "$@"
     echo "accel_nb: the notebooks with Colab's versions"
     nbval "$VENV_COLAB" "$@"
 elif [ -n "${CI:-}" ]; then
